@@ -1,0 +1,1 @@
+"""The front door: OpenAI API, choice, dispatch, resume."""

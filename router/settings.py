@@ -1,0 +1,119 @@
+"""The router's settings, each default written once.
+
+Covers what an operator may set under `[router]`. Does not cover where values come from
+(`pie.cluster.config`).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, SecretStr, model_validator
+
+
+class RouterSettings(BaseModel):
+    """How the front door listens, and the limits it keeps."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    host: str = Field(
+        default="127.0.0.1",
+        description="Address to listen on. Beyond loopback `api_token` must be set.",
+    )
+    port: int = Field(
+        default=8000, ge=0, le=65535, description="Port to listen on; 0 picks a free one."
+    )
+    api_token: SecretStr = Field(
+        default=SecretStr(""),
+        description="Bearer token that every request to `/v1/` must carry; empty asks for none.",
+    )
+    max_in_flight: int = Field(
+        default=256,
+        ge=1,
+        description="Sequences in flight at this router; one more is answered 429.",
+    )
+    max_body_bytes: ByteSize = Field(
+        default=ByteSize(16 * 1024 * 1024),
+        gt=0,
+        description="Largest request body; a larger one is refused with 413 while it is read.",
+    )
+    max_choices: int = Field(default=16, ge=1, description="Largest `n`.")
+    max_prompts: int = Field(
+        default=64, ge=1, description="Most prompts in one completion request."
+    )
+    max_stop_strings: int = Field(default=16, ge=1, description="Most strings in `stop`.")
+    max_logprobs: int = Field(
+        default=20, ge=0, description="Most likely tokens that a request may ask for a position."
+    )
+    default_completion_tokens: int = Field(
+        default=16,
+        ge=1,
+        description="`max_tokens` of a `/v1/completions` request that names none.",
+    )
+    body_timeout_s: float = Field(
+        default=30.0, gt=0, description="Longest wait for the next part of a request's body."
+    )
+    request_timeout_s: float = Field(
+        default=900.0, gt=0, description="Longest time from a request to its last token."
+    )
+    first_token_timeout_s: float = Field(
+        default=300.0, gt=0, description="Longest wait for a worker's first token."
+    )
+    token_gap_timeout_s: float = Field(
+        default=60.0,
+        gt=0,
+        description="Longest silence of a worker between two tokens; then another one goes on.",
+    )
+    send_timeout_s: float = Field(
+        default=60.0, gt=0, description="Longest wait for a client to take what was sent."
+    )
+    attempts: int = Field(
+        default=4, ge=1, description="Workers tried for one sequence, the first included."
+    )
+    worker_wait_s: float = Field(
+        default=10.0,
+        ge=0,
+        description="Longest wait for a worker to come back while a request that lost its own "
+        "worker is under way.",
+    )
+    retry_after_s: float = Field(
+        default=2.0, gt=0, description="`Retry-After` of an answer that does not know better."
+    )
+    max_workers_connected: int = Field(
+        default=256, ge=1, description="Workers that this router keeps a connection to."
+    )
+    thread_bytes: ByteSize = Field(
+        default=ByteSize(64 * 1024),
+        ge=0,
+        description="A prompt of more bytes is tokenised in a thread, so that it stalls no stream.",
+    )
+    remembered_bytes: ByteSize = Field(
+        default=ByteSize(64 * 1024 * 1024),
+        ge=0,
+        description="Memory for the token ids of answers, which make the next turn's prompt hit.",
+    )
+    index_ready_timeout_s: float = Field(
+        default=30.0, gt=0, description="Longest wait at the start for the index to be read."
+    )
+    drain_timeout_s: float = Field(
+        default=30.0, ge=0, description="Longest wait for running requests when stopping."
+    )
+
+    @model_validator(mode="after")
+    def _token_beyond_loopback(self) -> RouterSettings:
+        """Nothing listens beyond loopback without a token."""
+        if not is_loopback(self.host) and not self.api_token.get_secret_value():
+            raise ValueError(
+                f"router.host is {self.host!r}, beyond loopback: set router.api_token as well"
+            )
+        return self
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether only this machine can reach `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
