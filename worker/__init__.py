@@ -1,0 +1,1 @@
+"""One engine: page table, scheduler, runner, attention, sampling, offload."""
