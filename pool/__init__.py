@@ -1,0 +1,1 @@
+"""Tiers, the tiered cache, the pool node and its client."""

@@ -1,0 +1,83 @@
+"""What a tier is: a capped store of page payloads with two-phase verbs.
+
+Covers the contract that `ram`, `disk` and `object` share; `pie.pool.conformance` is the suite
+that every tier passes. Does not cover which page leaves (`pie.policies`) or how tiers are
+stacked (`pie.pool.cache`).
+
+A page cannot be read until its store is complete, and a pinned page cannot leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+from pie.page.events import Part, Tier as TierKind
+from pie.page.format import PageHeader
+from pie.page.key import PageKey
+from pie.wire.messages import LookupStatus
+
+Buffer = bytes | bytearray | memoryview
+
+
+class PageId(NamedTuple):
+    """A part of a page, as a tier names it."""
+
+    key: PageKey
+    part: Part
+
+
+class StoredPage(NamedTuple):
+    """A page on loan: `payload` stays as it is until `complete_load`."""
+
+    header: PageHeader
+    payload: memoryview
+
+
+class Tier(Protocol):
+    """A capped store of pages. Thread-safe; no call waits for another call's I/O."""
+
+    kind: TierKind
+    budget_bytes: int
+
+    @property
+    def used_bytes(self) -> int:
+        """Physical bytes now taken, stores in progress included; never over the budget."""
+        ...
+
+    def lookup(self, page: PageId) -> LookupStatus:
+        """Say what is known of a page, without pinning it."""
+        ...
+
+    def prepare_store(self, header: PageHeader) -> memoryview | LookupStatus:
+        """Reserve room for a page and return where its payload goes.
+
+        Returns `HIT` or `PENDING` where the page is there or being written, and `RETRY` where
+        there is no room: nothing is evicted here. The page is unreadable until `complete_store`.
+        """
+        ...
+
+    def complete_store(self, page: PageId, *, success: bool) -> bool:
+        """Make a prepared page readable, or give its room back.
+
+        Returns whether it is readable now: a payload that does not match its checksum is not.
+        """
+        ...
+
+    def prepare_load(self, page: PageId) -> StoredPage | LookupStatus:
+        """Pin a page and lend its payload, checked; a bad page is removed and is a `MISS`."""
+        ...
+
+    def complete_load(self, page: PageId) -> None:
+        """End a loan: the pin goes."""
+
+    def remove(self, page: PageId) -> bool:
+        """Remove a page unless it is pinned or being written; say whether it is gone."""
+        ...
+
+    def pages(self) -> Iterator[PageHeader]:
+        """List the readable pages as they were at some moment of the call."""
+        ...
+
+    def close(self) -> None:
+        """Let go of memory, threads and files. A closed tier answers `MISS`."""
