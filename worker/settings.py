@@ -1,0 +1,61 @@
+"""What an operator may set under `[model]`, each default written once.
+
+Covers the model, its memory, and how a worker's engine schedules. Does not cover where values come
+from (`pie.cluster.config`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ByteSize, ConfigDict, Field
+
+
+class ModelSettings(BaseModel):
+    """Which model a worker serves, and with what memory."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    source: str = Field(
+        default="smollm2",
+        min_length=1,
+        description="The model: `smollm2` (comes with Pie), a Hugging Face folder, a GGUF file, or "
+        "a hub id such as `Qwen/Qwen3-0.6B`.",
+    )
+    name: str | None = Field(
+        default=None,
+        min_length=1,
+        description="What clients call the model; by default its source's own name.",
+    )
+    revision: str | None = Field(
+        default=None, description="Branch, tag or commit of a hub id; by default its main branch."
+    )
+    dtype: Literal["bfloat16", "float16", "float32"] = Field(
+        default="bfloat16", description="What weights, activations and pages are made of."
+    )
+    device: str = Field(default="cpu", description="Where the model runs: `cpu`, `cuda`, `cuda:1`.")
+    context_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="Longest sequence, prompt and output together; by default, and at most, what "
+        "the model was made for.",
+    )
+    page_tokens: int = Field(default=16, ge=1, le=1024, description="Tokens in a page.")
+    device_kv_budget: ByteSize = Field(
+        default=ByteSize(512 << 20),
+        ge=1 << 16,
+        description="Memory for the pages of one worker, such as `4GiB`. Never exceeded.",
+    )
+    threads: int | None = Field(
+        default=None,
+        ge=1,
+        description="CPU threads of one worker; by default the machine's cores over its workers.",
+    )
+    attention: str = Field(
+        default="auto", description="Attention backend: `auto` takes the fastest that is there."
+    )
+    cache_folder: Path = Field(
+        default=Path("~/.cache/pie"),
+        description="Where converted models and the hashes of weight files are kept.",
+    )
