@@ -37,7 +37,7 @@ demo: $(STAMP)  ## Show prefix reuse at work, then stop
 check: $(STAMP)  ## The gate: format, lint, types, the import map
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy typings/pie tests
+	$(BIN)/mypy typings/pie tests $(wildcard benchmarks examples)
 	$(BIN)/lint-imports --no-cache
 
 test: check  ## The gate and every test but the soak (ARGS: what pytest takes)
@@ -55,7 +55,7 @@ format: $(STAMP)  ## Rewrite the files as the gate wants them
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-		echo 'Pie needs Python 3.11 or newer, and "$(PYTHON)" is not: name one, as in make PYTHON=python3.11' >&2; \
+		echo 'Pie needs Python 3.11 or newer, and "$(PYTHON)" is older or missing: try make PYTHON=python3.11' >&2; \
 		exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
