@@ -1,0 +1,113 @@
+"""What a page holds, layer by layer.
+
+Covers the parts of a model's pages, their sizes, the layout id that goes into keys, and how long
+a leading run of pages can be used. Does not cover where layers lie in memory (`pie.worker`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from blake3 import blake3
+
+from pie.page.events import Part, PartMask, part_tiers
+
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """One layer's state. Attention layers set heads and head sizes, recurrent ones set states."""
+
+    part: Part
+    kv_heads: int = 0
+    key_dim: int = 0
+    value_dim: int = 0
+    window: int | None = None
+    """Tokens that a sliding-window layer attends to, the query's own included."""
+    states: tuple[tuple[int, ...], ...] = ()
+    """Shapes of the recurrent states of one sequence."""
+
+
+@dataclass(frozen=True)
+class PageLayout:
+    """The layers of a model in order, and what a page of it holds."""
+
+    layers: tuple[LayerSpec, ...]
+    page_tokens: int
+    dtype: str
+
+    @cached_property
+    def layout_id(self) -> str:
+        """A name for layers by kind, heads, head sizes, state shapes, order and parts."""
+        text = ";".join(
+            f"{spec.part.name},{spec.kv_heads},{spec.key_dim},{spec.value_dim},"
+            f"{spec.window or 0},{'/'.join('x'.join(map(str, s)) for s in spec.states)}"
+            for spec in self.layers
+        )
+        return blake3(b"pie/layout" + text.encode()).hexdigest(16)
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """The parts that this model's pages have, in order."""
+        return tuple(sorted({spec.part for spec in self.layers}))
+
+    @cached_property
+    def window_tokens(self) -> int:
+        """The largest window of any layer; 0 where no layer has one."""
+        return max((spec.window or 0 for spec in self.layers), default=0)
+
+    def part_bytes(self, part: Part) -> int:
+        """Return the payload size of one page's `part`."""
+        size = DTYPE_BYTES[self.dtype]
+        total = 0
+        for spec in self.layers:
+            if spec.part is not part:
+                continue
+            if part is Part.STATE:
+                total += sum(math.prod(shape) for shape in spec.states) * size
+            else:
+                per_token = spec.kv_heads * (spec.key_dim + spec.value_dim)
+                total += per_token * self.page_tokens * size
+        return total
+
+    @cached_property
+    def page_bytes(self) -> int:
+        """Bytes of all parts of one page."""
+        return sum(self.part_bytes(part) for part in self.parts)
+
+    def usable(self, masks: Sequence[PartMask]) -> int:
+        """Return `usable_run` for this layout."""
+        return usable_run(
+            masks,
+            parts=self.parts,
+            window_tokens=self.window_tokens,
+            page_tokens=self.page_tokens,
+        )
+
+
+def usable_run(
+    masks: Sequence[PartMask], *, parts: Sequence[Part], window_tokens: int, page_tokens: int
+) -> int:
+    """Return the longest leading run of pages that can be used.
+
+    `masks[i]` says which parts of page `i` are held. A run of `n` pages can be used when `full`
+    is held throughout, `window` over the last window before its end, and `state` at its last
+    page, each where the model has that part.
+    """
+    needs_full, needs_window, needs_state = (part in parts for part in Part)
+    window_pages = -(-max(window_tokens - 1, 0) // page_tokens)
+    best = window_run = 0
+    for n, mask in enumerate(masks, start=1):
+        if needs_full and not part_tiers(mask, Part.FULL):
+            break
+        window_run = window_run + 1 if part_tiers(mask, Part.WINDOW) else 0
+        if needs_window and window_run < min(window_pages, n):
+            continue
+        if needs_state and not part_tiers(mask, Part.STATE):
+            continue
+        best = n
+    return best

@@ -1,0 +1,293 @@
+"""Every message between processes.
+
+Covers what routers, workers and pool nodes say to each other. Does not cover sockets
+(`pie.wire.client`, `pie.wire.server`). A message is a msgspec header and any number of raw
+payload frames; each docstring says what its frames are. Nothing is pickled.
+
+Every message carries the epoch of the place that it is for or from: a message for an earlier
+start of a place is refused with `Refused(code=STALE_EPOCH)`.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from pie.page.events import Epoch
+from pie.page.format import PageHeader
+from pie.page.key import PageKey
+
+
+class RefusalCode(enum.StrEnum):
+    """Why a message or a request was not carried out."""
+
+    STALE_EPOCH = "stale_epoch"
+    BAD_MESSAGE = "bad_message"
+    OVERLOADED = "overloaded"
+    CONTEXT_LENGTH = "context_length"
+    NO_ROOM = "no_room"
+    DRAINING = "draining"
+    FAILED = "failed"
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """The message with this id was not carried out."""
+
+    request_id: str
+    code: RefusalCode
+    message: str
+    retry_after_s: float | None = None
+
+
+class Ping(msgspec.Struct, frozen=True, tag="ping"):
+    """Are you there? Answered by `Pong`."""
+
+    request_id: str
+
+
+class Pong(msgspec.Struct, frozen=True, tag="pong"):
+    """I am here, in this epoch."""
+
+    request_id: str
+    epoch: Epoch
+
+
+class Credit(msgspec.Struct, frozen=True, tag="credit"):
+    """The receiver has handled this many messages; the sender may send as many more."""
+
+    messages: int
+
+
+# Generation: router to worker
+
+
+class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How the next token is drawn. `temperature` 0 is greedy.
+
+    A seeded draw is a pure function of the seed and the output position.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    logprobs: int | None = None
+    """How many of the likeliest tokens to report at each position; None reports nothing."""
+
+
+class Generate(msgspec.Struct, frozen=True, tag="generate"):
+    """Continue a sequence. One frame: token ids, unsigned 32-bit little-endian.
+
+    Answered by `StepTokens` that carry this id until one has a finish reason, or by `Refused`.
+    """
+
+    request_id: str
+    epoch: Epoch
+    output_start: int
+    """Where in the frame's tokens the prompt ends; what follows was generated earlier."""
+    max_tokens: int
+    """Tokens to generate in all, those from `output_start` on included."""
+    sampling: Sampling = Sampling()
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    salt: str | None = None
+    tenant_tag: str = ""
+    deadline_s: float | None = None
+    """Seconds from receipt after which the worker gives the request up."""
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    """Give the request up and free what it holds. Not answered."""
+
+    request_id: str
+
+
+# Generation: worker to router
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """A token, its text as bytes, and its log-probability."""
+
+    token_id: int
+    token: bytes
+    logprob: float
+
+
+class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """The token drawn at a position and the likeliest ones there."""
+
+    chosen: TokenLogprob
+    top: tuple[TokenLogprob, ...]
+
+
+class CachedTokens(msgspec.Struct, frozen=True, array_like=True):
+    """Prompt tokens that were not computed, by where their pages came from."""
+
+    device: int = 0
+    host: int = 0
+    disk: int = 0
+    pool: int = 0
+
+    @property
+    def total(self) -> int:
+        """All tokens that were not computed."""
+        return self.device + self.host + self.disk + self.pool
+
+
+class FinishReason(enum.StrEnum):
+    """Why a sequence ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    FAILED = "failed"
+
+
+class Started(msgspec.Struct, frozen=True, array_like=True):
+    """How a request began; comes with its first tokens."""
+
+    cached: CachedTokens
+    queued_ms: float
+    load_ms: float
+    prefill_ms: float
+
+
+class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
+    """What one step added to one request. Text never ends inside a character or a stop string."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason | None = None
+    started: Started | None = None
+    logprobs: tuple[PositionLogprobs, ...] | None = None
+    stop_string: str | None = None
+    error: str | None = None
+    """Set with `FinishReason.FAILED`: what went wrong, in one sentence."""
+
+
+class Load(msgspec.Struct, frozen=True, array_like=True):
+    """How busy a worker is."""
+
+    running: int
+    waiting: int
+    waiting_tokens: int
+    """Prompt tokens that wait for prefill."""
+    free_pages: int
+    total_pages: int
+    prefill_tokens_per_s: float
+    step_ms: float
+
+
+class StepTokens(msgspec.Struct, frozen=True, tag="step"):
+    """All that one engine step made for one router. Costs the router one credit."""
+
+    epoch: Epoch
+    deltas: tuple[TokenDelta, ...]
+    load: Load
+
+
+# Pages: anyone to a pool node
+
+
+class Lookup(msgspec.Struct, frozen=True, tag="lookup"):
+    """Which of these pages do you hold? Answered by `LookupResult`."""
+
+    request_id: str
+    epoch: Epoch
+    pages: tuple[tuple[PageKey, int], ...]
+    """Key and part of each page."""
+
+
+class LookupStatus(enum.IntEnum):
+    """What a store knows of a page."""
+
+    MISS = 0
+    HIT = 1
+    PENDING = 2
+    """Somebody is writing it."""
+    RETRY = 3
+    """Cannot say now; ask again."""
+
+
+class LookupResult(msgspec.Struct, frozen=True, tag="lookup_result"):
+    """A `LookupStatus` for each page asked for, in order."""
+
+    request_id: str
+    statuses: tuple[int, ...]
+
+
+class GetPages(msgspec.Struct, frozen=True, tag="get"):
+    """Send these pages. Answered by one `PageData` for each, in order."""
+
+    request_id: str
+    epoch: Epoch
+    pages: tuple[tuple[PageKey, int], ...]
+
+
+class PageData(msgspec.Struct, frozen=True, tag="page"):
+    """One page of a `GetPages`. One frame, the payload, where `header` is set; else none."""
+
+    request_id: str
+    position: int
+    status: int
+    header: PageHeader | None = None
+
+
+class PutPages(msgspec.Struct, frozen=True, tag="put"):
+    """Keep these pages. A frame for each header, its payload. Answered by `PutResult`."""
+
+    request_id: str
+    epoch: Epoch
+    headers: tuple[PageHeader, ...]
+
+
+class PutStatus(enum.IntEnum):
+    """What became of a page that was put."""
+
+    STORED = 0
+    HELD = 1
+    """It was there already, complete."""
+    PENDING = 2
+    """Another writer came first and is not done."""
+    REFUSED = 3
+    """No room, or the payload does not match its checksum."""
+
+
+class PutResult(msgspec.Struct, frozen=True, tag="put_result"):
+    """A `PutStatus` for each page, in order."""
+
+    request_id: str
+    statuses: tuple[int, ...]
+
+
+class StoreWanted(msgspec.Struct, frozen=True, tag="wanted"):
+    """Would you take these pages? Answered by `LookupResult`: only `MISS` ones are wanted."""
+
+    request_id: str
+    epoch: Epoch
+    pages: tuple[tuple[PageKey, int], ...]
+
+
+Message = (
+    Refused
+    | Ping
+    | Pong
+    | Credit
+    | Generate
+    | Cancel
+    | StepTokens
+    | Lookup
+    | LookupResult
+    | GetPages
+    | PageData
+    | PutPages
+    | PutResult
+    | StoreWanted
+)
+"""Anything that travels; `pie.wire.codec` encodes and decodes this union."""
