@@ -1,0 +1,27 @@
+"""What can go wrong in the page index.
+
+    PageIndexError
+    ├── IndexUnavailableError   Redis cannot be reached, or did not answer in time
+    ├── PlaceFencedError        a later start of the same place has taken over
+    └── ServerError             the embedded server did not start, or stopped by itself
+
+Errors of the Redis client are translated in `pie.index.client` and nowhere else.
+"""
+
+from __future__ import annotations
+
+
+class PageIndexError(Exception):
+    """Anything that the page index raises."""
+
+
+class IndexUnavailableError(PageIndexError):
+    """Redis cannot be reached, or did not answer in time."""
+
+
+class PlaceFencedError(PageIndexError):
+    """A later start of the same place has taken over; this one may not publish any more."""
+
+
+class ServerError(PageIndexError):
+    """The embedded server did not start, or stopped by itself; the message says why."""

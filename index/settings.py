@@ -1,0 +1,69 @@
+"""What can be set about the page index.
+
+Covers the `[index]` section. Does not cover where the values come from (`pie.cluster.config`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ByteSize, ConfigDict, Field
+
+
+class IndexSettings(BaseModel):
+    """How places and readers use Redis."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    url: str = Field(
+        default="",
+        pattern=r"^($|rediss?://|unix://)",
+        description="Redis to use, such as `redis://host:6379/0`. Empty starts an embedded server.",
+    )
+    data_dir: Path = Field(
+        default=Path(".pie/index"),
+        description="Folder of the embedded server: its data, log and socket.",
+    )
+    port: int | None = Field(
+        default=None,
+        ge=0,
+        le=65535,
+        description="Loopback TCP port of the embedded server; 0 picks a free one. "
+        "Unset uses a Unix socket, which only this user can open.",
+    )
+    memory_budget: ByteSize = Field(
+        default=ByteSize(1 << 30),
+        ge=16 << 20,
+        description="Most memory that the embedded server may take for data.",
+    )
+    key_prefix: str = Field(
+        default="pie",
+        pattern=r"^[A-Za-z0-9_.:-]+$",
+        description="What every key in Redis starts with; clusters that share a Redis differ in it.",
+    )
+    ttl_s: float = Field(
+        default=5.0,
+        gt=0.1,
+        description="A place is taken for dead when it has not been heard of for so long.",
+    )
+    poll_s: float = Field(
+        default=0.25,
+        gt=0,
+        description="How often readers look for places that came or went.",
+    )
+    request_timeout_s: float = Field(
+        default=2.0,
+        gt=0,
+        description="Longest wait for one answer of Redis.",
+    )
+    queue_entries: int = Field(
+        default=100_000,
+        ge=1,
+        description="Most changes that a place keeps while Redis is away; "
+        "after more it announces all it holds anew.",
+    )
+    stream_events: int = Field(
+        default=2_048,
+        ge=1,
+        description="Latest events kept for each place; a reader further behind reads it anew.",
+    )
