@@ -1,0 +1,392 @@
+"""What every generating request may say, and how its mistakes are told.
+
+Covers the fields that chat and completions share, fields that are ignored or refused, and turning
+all problems of a body into one OpenAI-shaped error. Does not cover what is special to an endpoint
+(`pie.router.api.chat`, `pie.router.api.completions`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Self, TypeVar, cast
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from pie.router.errors import ApiError, invalid
+from pie.wire.messages import Sampling
+
+INT64_MAX = 2**63 - 1
+MAX_STOP_CHARS = 1024
+
+HARMLESS = frozenset(
+    {
+        "metadata",
+        "store",
+        "service_tier",
+        "parallel_tool_calls",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+    }
+)
+"""Fields that change nothing about the text of an answer: ignored."""
+
+UNSUPPORTED: Mapping[str, Sequence[object]] = {
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "web_search_options": (),
+    "reasoning_effort": (),
+    "verbosity": (),
+    "echo": (False,),
+    "best_of": (1,),
+    "suffix": ("",),
+    "repetition_penalty": (1, 1.0),
+    "length_penalty": (1, 1.0),
+    "use_beam_search": (False,),
+    "prompt_logprobs": (),
+    "min_tokens": (0,),
+    "bad_words": ([],),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "documents": ([],),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "truncate_prompt_tokens": (),
+    "priority": (0,),
+    "lora_request": (),
+    "tool_calls": ([],),
+}
+"""Fields that mean something which is not built, each with values that ask for nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """Limits that come from the router's settings."""
+
+    max_choices: int
+    max_prompts: int
+    max_stop_strings: int
+    max_logprobs: int
+
+
+def _limits(info: ValidationInfo) -> BodyLimits:
+    """Return the limits that `parse_body` passed in."""
+    return cast(BodyLimits, info.context)
+
+
+class StreamOptions(BaseModel):
+    """What a stream brings besides text."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    include_usage: bool = Field(
+        default=False, description="Send one more event, with the request's usage and no choice."
+    )
+
+
+def _stop_kind(value: object) -> str:
+    """Tell one stop string from a list of them."""
+    return "~list" if isinstance(value, list) else "~text"
+
+
+_Stop = Annotated[
+    Annotated[str, Tag("~text")] | Annotated[list[str], Tag("~list")], Discriminator(_stop_kind)
+]
+
+
+class GenerationBody(BaseModel):
+    """The fields that chat and text completions share."""
+
+    model_config = ConfigDict(
+        frozen=True, strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=()
+    )
+
+    model: str = Field(description="Name of a served model, see `/v1/models`.")
+    stream: bool | None = Field(
+        default=None, description="Send the answer as server-sent events while it is made."
+    )
+    stream_options: StreamOptions | None = Field(
+        default=None, description="Only with `stream`: what the stream brings besides text."
+    )
+    max_tokens: int | None = Field(
+        default=None, ge=1, le=INT64_MAX, description="Most tokens to generate for each choice."
+    )
+    n: int | None = Field(
+        default=None, ge=1, description="Choices to make for each prompt, each with its own seed."
+    )
+    stop: _Stop | None = Field(
+        default=None, description="Strings that end the answer; they are not part of it."
+    )
+    seed: int | None = Field(
+        default=None, ge=-INT64_MAX, le=INT64_MAX, description="Makes draws repeatable."
+    )
+    temperature: float | None = Field(
+        default=None, ge=0, le=2, description="0 takes the likeliest token; 1 is the default."
+    )
+    top_p: float | None = Field(
+        default=None, gt=0, le=1, description="Draw from the likeliest tokens of this mass."
+    )
+    top_k: int | None = Field(
+        default=None, ge=-1, description="Draw from so many tokens; 0 or -1 from all."
+    )
+    min_p: float | None = Field(
+        default=None, ge=0, le=1, description="Drop tokens below this share of the likeliest."
+    )
+    frequency_penalty: float | None = Field(
+        default=None, ge=-2, le=2, description="Subtracted from a token's logit for each use."
+    )
+    presence_penalty: float | None = Field(
+        default=None, ge=-2, le=2, description="Subtracted from a used token's logit once."
+    )
+    logit_bias: dict[str, float] | None = Field(
+        default=None, description="Added to the logits of these token ids, -100 to 100."
+    )
+    ignore_eos: bool | None = Field(
+        default=None, description="Go on after the model's end-of-text token."
+    )
+    stop_token_ids: list[int] | None = Field(
+        default=None, description="Token ids that end the answer."
+    )
+    cache_salt: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=512,
+        description="Share cached pages only with requests that carry the same salt.",
+    )
+    user: str | None = Field(default=None, description="Who asks; not used.")
+    session_id: str | None = Field(
+        default=None, max_length=512, description="Names a conversation, for routing policies."
+    )
+
+    @field_validator("n")
+    @classmethod
+    def _n_within_limit(cls, value: int | None, info: ValidationInfo) -> int | None:
+        most = _limits(info).max_choices
+        if value is not None and value > most:
+            raise PydanticCustomError("too_many", "must be at most {most}", {"most": most})
+        return value
+
+    @field_validator("stop")
+    @classmethod
+    def _stop_within_limits(
+        cls, value: str | list[str] | None, info: ValidationInfo
+    ) -> str | list[str] | None:
+        stops = [value] if isinstance(value, str) else value or []
+        most = _limits(info).max_stop_strings
+        if len(stops) > most:
+            raise PydanticCustomError("too_many", "at most {most} strings", {"most": most})
+        if any(not 0 < len(stop) <= MAX_STOP_CHARS for stop in stops):
+            raise PydanticCustomError(
+                "bad_stop",
+                "a stop string has 1 to {most} characters",
+                {"most": MAX_STOP_CHARS},
+            )
+        return value
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _logit_bias_of_token_ids(cls, value: dict[str, float] | None) -> dict[str, float] | None:
+        for token, bias in (value or {}).items():
+            if not (token.isascii() and token.isdigit()):
+                raise PydanticCustomError(
+                    "bad_token", "keys are token ids, not {token}", {"token": repr(token[:32])}
+                )
+            if not -100 <= bias <= 100:
+                raise PydanticCustomError("bad_bias", "values lie between -100 and 100")
+        return value
+
+    @field_validator("stop_token_ids")
+    @classmethod
+    def _stop_tokens_bounded(cls, value: list[int] | None) -> list[int] | None:
+        if value is not None and len(value) > 128:
+            raise PydanticCustomError("too_many", "at most 128 token ids")
+        return value
+
+    @model_validator(mode="after")
+    def _stream_options_with_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise PydanticCustomError(
+                "stream_options", "stream_options: only allowed where stream is true"
+            )
+        return self
+
+    @property
+    def choices(self) -> int:
+        """Choices asked for each prompt."""
+        return self.n or 1
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings, as a tuple."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with an event that has the usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def sampling(self, *, logprobs: int | None, vocab_size: int) -> Sampling:
+        """Return how tokens are drawn.
+
+        Raises:
+            ApiError: A token id lies outside the vocabulary.
+        """
+        bias = {int(token): value for token, value in (self.logit_bias or {}).items()}
+        if any(token >= vocab_size for token in bias):
+            raise invalid(f"logit_bias: token ids are below {vocab_size}", "logit_bias")
+        if any(not 0 <= token < vocab_size for token in self.stop_token_ids or ()):
+            raise invalid(f"stop_token_ids: token ids are below {vocab_size}", "stop_token_ids")
+        return Sampling(
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            top_k=max(self.top_k or 0, 0),
+            min_p=self.min_p or 0.0,
+            seed=self.seed,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            presence_penalty=self.presence_penalty or 0.0,
+            logit_bias=bias,
+            logprobs=logprobs,
+        )
+
+
+B = TypeVar("B", bound=GenerationBody)
+
+
+def parse_body(kind: type[B], data: bytes | bytearray, limits: BodyLimits) -> B:
+    """Return the body that `data` spells.
+
+    Raises:
+        ApiError: 400 that names every problem; `param` is the first problem's field.
+    """
+    try:
+        body = kind.model_validate_json(data, context=limits)
+    except ValidationError as error:
+        raise _told(error, data) from None
+    if body.__pydantic_extra__:
+        problems = list(extra_problems(body.__pydantic_extra__))
+        if problems:
+            raise _joined(problems)
+    problems = list(body_problems(body))
+    if problems:
+        raise _joined(problems)
+    return body
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong with one field."""
+
+    param: str | None
+    message: str
+    code: str | None = None
+
+
+def body_problems(body: GenerationBody) -> Iterator[Problem]:
+    """Yield what is wrong inside the parts of a body that has messages."""
+    for position, message in enumerate(getattr(body, "messages", ())):
+        if message.model_extra:
+            yield from extra_problems(message.model_extra, f"messages[{position}].")
+
+
+def extra_problems(extra: Mapping[str, object], prefix: str = "") -> Iterator[Problem]:
+    """Yield a problem for each field that is neither known nor harmless."""
+    for name, value in extra.items():
+        if value is None or name in HARMLESS:
+            continue
+        param = prefix + name[:64]
+        if name not in UNSUPPORTED:
+            yield Problem(param, f"{param}: unknown field", "unknown_parameter")
+        elif value not in UNSUPPORTED[name]:
+            yield Problem(param, f"{param}: not supported", "unsupported_parameter")
+
+
+def _told(error: ValidationError, data: bytes | bytearray) -> ApiError:
+    """Return all problems of a body as one answer."""
+    problems: list[Problem] = []
+    for item in error.errors(include_url=False):
+        if item["type"] == "json_invalid":
+            return invalid(f"The body is not JSON: {item['msg']}", None, "invalid_json")
+        param = field_path(item["loc"])
+        message = item["msg"].removeprefix("Value error, ")
+        if item["type"] == "stream_options":
+            param = "stream_options"
+        elif item["type"] == "missing":
+            message = f"{param}: is required"
+        elif item["type"] == "literal_error" and item.get("input") in ("tool", "function"):
+            message = f"{param}: messages of tools are not supported"
+        elif param is not None:
+            message = f"{param}: {message[:1].lower()}{message[1:]}"
+        problems.append(Problem(param, message, _code(item["type"])))
+    try:
+        raw = json.loads(data)
+    except (ValueError, RecursionError):
+        raw = None
+    if isinstance(raw, dict):
+        known = {item["loc"][0] for item in error.errors(include_url=False) if item["loc"]}
+        problems += [
+            problem
+            for problem in extra_problems(
+                {name: raw[name] for name in raw if name not in known and name in UNSUPPORTED}
+            )
+            if problem.param not in _FIELDS
+        ]
+    return _joined(problems)
+
+
+_FIELDS = frozenset(GenerationBody.model_fields)
+
+
+def _code(kind: str) -> str:
+    """Return OpenAI's code for a kind of mistake that pydantic found."""
+    if kind == "missing":
+        return "missing_required_parameter"
+    return "invalid_type" if kind.endswith("_type") else "invalid_value"
+
+
+def field_path(loc: Sequence[int | str]) -> str | None:
+    """Return where a problem is, such as `messages[0].content`; None for the body itself."""
+    path = ""
+    for step in loc:
+        if isinstance(step, int):
+            path += f"[{step}]"
+        elif not step.startswith("~"):
+            path += f".{step}" if path else step
+    return path or None
+
+
+def _joined(problems: Sequence[Problem]) -> ApiError:
+    """Return one answer that names every problem."""
+    first = problems[0]
+    shown = [problem.message for problem in problems[:10]]
+    if len(problems) > len(shown):
+        shown.append(f"and {len(problems) - len(shown)} more")
+    return invalid("; ".join(shown), first.param, first.code)

@@ -1,0 +1,145 @@
+"""`/v1/completions`: the body, and the shape of answers and stream events.
+
+Covers schemas and shaping. Does not cover tokenising (`pie.router.prompt`) or who generates
+(`pie.router.dispatch`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
+
+from pie.router.api.body import BodyLimits, GenerationBody
+from pie.router.api.chat import LOWEST_LOGPROB
+from pie.router.api.usage import Usage
+from pie.wire.messages import PositionLogprobs
+
+
+def _prompt_kind(value: object) -> str:
+    """Tell the four spellings of a prompt apart by their first item."""
+    if not isinstance(value, list):
+        return "~text"
+    first = value[0] if value else ""
+    if isinstance(first, list):
+        return "~token_lists"
+    return "~tokens" if isinstance(first, int) and not isinstance(first, bool) else "~texts"
+
+
+class CompletionBody(GenerationBody):
+    """Body of `/v1/completions`."""
+
+    prompt: Annotated[
+        Annotated[str, Tag("~text")]
+        | Annotated[list[str], Tag("~texts")]
+        | Annotated[list[int], Tag("~tokens")]
+        | Annotated[list[list[int]], Tag("~token_lists")],
+        Discriminator(_prompt_kind),
+    ] = Field(description="A text, a list of texts, a list of token ids, or a list of such lists.")
+    logprobs: int | None = Field(
+        default=None, ge=0, description="Likeliest tokens to report at each position."
+    )
+
+    @field_validator("prompt")
+    @classmethod
+    def _prompt_within_limits(
+        cls, value: str | list[str] | list[int] | list[list[int]], info: ValidationInfo
+    ) -> str | list[str] | list[int] | list[list[int]]:
+        if not value:
+            raise PydanticCustomError("empty", "must not be empty")
+        limits = info.context
+        several = isinstance(value, list) and not isinstance(value[0], int)
+        if several and isinstance(limits, BodyLimits) and len(value) > limits.max_prompts:
+            raise PydanticCustomError(
+                "too_many", "at most {most} prompts", {"most": limits.max_prompts}
+            )
+        if several and not all(value):
+            raise PydanticCustomError("empty", "no prompt may be empty")
+        return value
+
+    @field_validator("logprobs")
+    @classmethod
+    def _logprobs_within_limit(cls, value: int | None, info: ValidationInfo) -> int | None:
+        limits = info.context
+        if value is not None and isinstance(limits, BodyLimits) and value > limits.max_logprobs:
+            raise PydanticCustomError(
+                "too_many", "must be at most {most}", {"most": limits.max_logprobs}
+            )
+        return value
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        """The prompts as a list, whichever way they were spelled."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if isinstance(self.prompt[0], int):
+            return [self.prompt]  # type: ignore[list-item]
+        return self.prompt  # type: ignore[return-value]
+
+    @property
+    def token_limit(self) -> tuple[str, int | None]:
+        """The field that bounds the answer, and its value."""
+        return "max_tokens", self.max_tokens
+
+
+class CompletionLogprobs(msgspec.Struct):
+    """Log-probabilities of the tokens of an answer, or of a part of it."""
+
+    text_offset: list[int]
+    token_logprobs: list[float]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float]]
+
+
+class CompletionChoice(msgspec.Struct):
+    """One answer, or what an event adds to it."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: Literal["stop", "length"] | None = None
+
+
+class Completion(msgspec.Struct):
+    """Answer of `/v1/completions`, and one event of its stream."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    object: Literal["text_completion"] = "text_completion"
+    system_fingerprint: str | None = None
+    usage: Usage | None | UnsetType = UNSET
+
+
+def completion_logprobs(positions: Sequence[PositionLogprobs], offset: int) -> CompletionLogprobs:
+    """Return log-probabilities in the shape of completions.
+
+    Args:
+        positions: The tokens of this part of the answer.
+        offset: Characters of the answer before them.
+    """
+    shaped = CompletionLogprobs([], [], [], [])
+    for position in positions:
+        chosen = position.chosen
+        token = _spelled(chosen.token)
+        shaped.text_offset.append(offset)
+        shaped.tokens.append(token)
+        shaped.token_logprobs.append(max(chosen.logprob, LOWEST_LOGPROB))
+        top = {_spelled(top.token): max(top.logprob, LOWEST_LOGPROB) for top in position.top}
+        top.setdefault(token, shaped.token_logprobs[-1])
+        shaped.top_logprobs.append(top)
+        offset += len(chosen.token.decode("utf-8", errors="ignore"))
+    return shaped
+
+
+def _spelled(token: bytes) -> str:
+    """Return a token as text; bytes that are no text are spelled as OpenAI does."""
+    try:
+        return token.decode("utf-8")
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
