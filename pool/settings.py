@@ -37,6 +37,3 @@ class PoolSettings(BaseModel):
     check_threads: int = Field(
         1, ge=1, le=64, description="Threads of a node that copy and verify payloads."
     )
-    heartbeat_timeout_s: float = Field(
-        2.0, gt=0, description="How long a client waits for a sign of life before a node is dead."
-    )

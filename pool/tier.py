@@ -12,12 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
-from pie.page.events import Part, Tier as TierKind
+from pie.page.events import PageEntry, Part
+from pie.page.events import Tier as TierKind
 from pie.page.format import PageHeader
 from pie.page.key import PageKey
+from pie.wire.frames import Buffer
 from pie.wire.messages import LookupStatus
 
-Buffer = bytes | bytearray | memoryview
+__all__ = ["BadPages", "Buffer", "PageId", "StoredPage", "Tier", "TierKind", "entry_of", "id_of"]
 
 
 class PageId(NamedTuple):
@@ -34,6 +36,13 @@ class StoredPage(NamedTuple):
     payload: memoryview
 
 
+class BadPages(NamedTuple):
+    """How many payloads did not match their checksum, by when that was found."""
+
+    at_store: int = 0
+    at_load: int = 0
+
+
 class Tier(Protocol):
     """A capped store of pages. Thread-safe; no call waits for another call's I/O."""
 
@@ -45,6 +54,11 @@ class Tier(Protocol):
         """Physical bytes now taken, stores in progress included; never over the budget."""
         ...
 
+    @property
+    def bad_pages(self) -> BadPages:
+        """Pages that were found bad, and so were not kept, since the start."""
+        ...
+
     def lookup(self, page: PageId) -> LookupStatus:
         """Say what is known of a page, without pinning it."""
         ...
@@ -52,8 +66,9 @@ class Tier(Protocol):
     def prepare_store(self, header: PageHeader) -> memoryview | LookupStatus:
         """Reserve room for a page and return where its payload goes.
 
-        Returns `HIT` or `PENDING` where the page is there or being written, and `RETRY` where
-        there is no room: nothing is evicted here. The page is unreadable until `complete_store`.
+        Returns `HIT` or `PENDING` where the page is there or being written, `RETRY` where there
+        is no room (nothing is evicted here), and `MISS` where the tier is closed. The page is
+        unreadable until `complete_store`, which whoever was lent the room must call.
         """
         ...
 
@@ -61,18 +76,31 @@ class Tier(Protocol):
         """Make a prepared page readable, or give its room back.
 
         Returns whether it is readable now: a payload that does not match its checksum is not.
+
+        Raises:
+            NotPreparedError: Nobody prepared this store.
         """
         ...
 
     def prepare_load(self, page: PageId) -> StoredPage | LookupStatus:
-        """Pin a page and lend its payload, checked; a bad page is removed and is a `MISS`."""
+        """Pin a page and lend its payload, checked; a bad page is removed and is a `MISS`.
+
+        A loan that was given must be ended by `complete_load`.
+        """
         ...
 
     def complete_load(self, page: PageId) -> None:
-        """End a loan: the pin goes."""
+        """End a loan: the pin goes.
+
+        Raises:
+            NotPreparedError: Nobody holds a loan of this page.
+        """
 
     def remove(self, page: PageId) -> bool:
-        """Remove a page unless it is pinned or being written; say whether it is gone."""
+        """Remove a page unless it is pinned or being written; say whether it is gone.
+
+        A page that was not there is gone.
+        """
         ...
 
     def pages(self) -> Iterator[PageHeader]:
@@ -81,3 +109,26 @@ class Tier(Protocol):
 
     def close(self) -> None:
         """Let go of memory, threads and files. A closed tier answers `MISS`."""
+        ...
+
+    def check(self) -> None:
+        """Assert that the tier's tables agree with each other and that the cap holds."""
+        ...
+
+
+def id_of(header: PageHeader) -> PageId:
+    """Return the name that a tier knows the page of `header` by."""
+    return PageId(header.key, header.part)
+
+
+def entry_of(header: PageHeader, tier: TierKind) -> PageEntry:
+    """Return what the index is told about a page that `tier` holds."""
+    return PageEntry(
+        key=header.key,
+        parent=header.parent,
+        index=header.index,
+        part=header.part,
+        tier=tier,
+        bytes=header.raw_bytes,
+        tenant_tag=header.tenant_tag,
+    )

@@ -1,0 +1,22 @@
+"""What goes wrong in the pool by a caller's mistake.
+
+A page that is not there, no longer fits or went bad is a value, never an error.
+
+    PoolError
+    ├── NotPreparedError    a store or load was completed that nobody prepared
+    └── NoArenaError        the machine does not give the memory that the budget asks for
+"""
+
+from __future__ import annotations
+
+
+class PoolError(Exception):
+    """Anything raised by `pie.pool`."""
+
+
+class NotPreparedError(PoolError):
+    """A store or load was completed that nobody prepared."""
+
+
+class NoArenaError(PoolError):
+    """The machine does not give the memory that the budget asks for."""
