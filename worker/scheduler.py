@@ -1,0 +1,285 @@
+"""Which sequences run in the next step, and how many tokens of each.
+
+Covers continuous batching, chunked prefill, admission and pre-emption. Pure: events in, plans out;
+time comes in as `now_s`. Does not cover running a plan (`pie.worker.engine`).
+
+A step takes the next token of every sequence in decode first, then prefill in order of arrival,
+bounded so that a long prompt does not stall the others' tokens. A sequence is admitted when its
+whole prompt fits beside what the running ones were promised. When pages run out all the same, the
+youngest is pre-empted: its frozen pages stay cached, and it goes on from them later.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from pie.worker.page_table import PageTable
+from pie.worker.sequence import Sequence, SequenceState
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the scheduler keeps to."""
+
+    max_running: int
+    """Sequences that are running or loading."""
+    max_waiting: int
+    step_tokens: int
+    """Most tokens of one step, at least `max_running`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The next `tokens` tokens of a sequence."""
+
+    sequence: Sequence
+    tokens: int
+    draws: bool
+    """Whether it ends with the sequence's last token, so that the next one can be drawn."""
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """What to do in one step."""
+
+    chunks: list[Chunk] = field(default_factory=list)
+    loads: list[Sequence] = field(default_factory=list)
+    """Sequences that are now in state `LOADING`, with pages reserved."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all chunks."""
+        return sum(chunk.tokens for chunk in self.chunks)
+
+
+LoadWish = Callable[[Sequence], int]
+"""Says how many pages after its frozen ones a sequence should load rather than compute."""
+
+
+def _no_load(_: Sequence) -> int:
+    return 0
+
+
+class Scheduler:
+    """Plans steps over one page table.
+
+    Args:
+        table: The pages.
+        limits: What plans keep to.
+        page_tokens: Tokens in a page.
+        load_wish: Asked once for each sequence, when it is admitted.
+    """
+
+    def __init__(
+        self,
+        table: PageTable,
+        limits: Limits,
+        *,
+        page_tokens: int,
+        load_wish: LoadWish = _no_load,
+    ) -> None:
+        assert 0 < limits.max_running <= limits.step_tokens
+        self._table = table
+        self._limits = limits
+        self._page_tokens = page_tokens
+        self._load_wish = load_wish
+        # Each in order of arrival.
+        self._waiting: list[Sequence] = []
+        self._loading: list[Sequence] = []
+        self._running: list[Sequence] = []
+        self._orphans: list[Sequence] = []
+        self.preemptions = 0
+
+    @property
+    def running(self) -> int:
+        """Sequences that have a place in steps."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that have none yet, those that load included."""
+        return len(self._waiting) + len(self._loading)
+
+    @property
+    def loading(self) -> int:
+        """Sequences whose pages come from the pool."""
+        return len(self._loading)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no sequence is left and no load under way."""
+        return not (self._waiting or self._loading or self._running or self._orphans)
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens ahead of a new arrival: not computed yet, those in decode left out."""
+        return sum(one.expected_tokens for one in self._waiting) + sum(
+            one.missing for one in self._loading + self._running if one.missing > 1
+        )
+
+    def submit(self, sequence: Sequence) -> bool:
+        """Queue a sequence; False, and no change, where the queue is full."""
+        if len(self._waiting) >= self._limits.max_waiting:
+            return False
+        held = self._table.matching(sequence.working_set.keys)
+        sequence.expected_tokens = max(1, sequence.length - held.pages * self._page_tokens)
+        self._queue(sequence)
+        return True
+
+    def plan(self, now_s: float, *, prefill_tokens: int) -> StepPlan:
+        """Choose the next step.
+
+        Args:
+            now_s: The time.
+            prefill_tokens: Most prefill tokens of a step in which others decode.
+        """
+        plan = StepPlan()
+        self._admit(plan, now_s)
+        chunks: dict[int, Chunk] = {}
+        for sequence in list(self._running):
+            if sequence.state is SequenceState.RUNNING and sequence.missing == 1:
+                self._add(chunks, sequence, 1, now_s)
+        left = prefill_tokens if chunks else self._limits.step_tokens
+        for sequence in list(self._running):
+            if sequence.state is not SequenceState.RUNNING or sequence.number in chunks:
+                continue
+            self._match(sequence, now_s)
+            room = self._limits.step_tokens - sum(chunk.tokens for chunk in chunks.values())
+            # A sequence that another's prefill left with one token decodes: no prefill budget.
+            budget = min(room, max(left, 0)) if sequence.missing > 1 else room
+            tokens = self._chunk_tokens(sequence, budget)
+            if tokens and self._add(chunks, sequence, tokens, now_s) and sequence.missing > 1:
+                left -= tokens
+        plan.chunks.extend(chunks.values())
+        return plan
+
+    def advance(self, chunk: Chunk, now_s: float) -> list[int]:
+        """Learn that a chunk was computed; return the indices of pages that nobody held before."""
+        new = chunk.sequence.working_set.advance(chunk.tokens, now_s)
+        chunk.sequence.note_reached()
+        return new
+
+    def loaded(self, sequence: Sequence, pages: int, now_s: float) -> None:
+        """End a sequence's load of which the first `pages` pages came."""
+        if sequence in self._orphans:
+            self._orphans.remove(sequence)
+            sequence.working_set.end_load(pages, now_s)
+            sequence.working_set.release()
+            return
+        self._loading.remove(sequence)
+        sequence.working_set.end_load(pages, now_s)
+        sequence.cached_pool += sequence.note_reached()
+        self._run(sequence)
+
+    def finish(self, sequence: Sequence) -> None:
+        """Forget a sequence and free what it holds, at once or when its load has ended."""
+        if sequence.state is SequenceState.LOADING:
+            self._loading.remove(sequence)
+            self._orphans.append(sequence)
+        elif sequence.state is SequenceState.RUNNING:
+            self._running.remove(sequence)
+            sequence.working_set.release()
+        elif sequence.state is SequenceState.WAITING:
+            self._waiting.remove(sequence)
+        sequence.state = SequenceState.FINISHED
+
+    def sequences(self) -> Iterator[Sequence]:
+        """List all that hold or want pages."""
+        yield from (*self._running, *self._loading, *self._waiting, *self._orphans)
+
+    def check(self) -> None:
+        """Raise `AssertionError` where scheduler and page table contradict themselves."""
+        for sequences, state in (
+            (self._waiting, SequenceState.WAITING),
+            (self._loading, SequenceState.LOADING),
+            (self._running, SequenceState.RUNNING),
+            (self._orphans, SequenceState.FINISHED),
+        ):
+            assert all(one.state is state for one in sequences)
+            if sequences is not self._orphans:
+                assert sequences == sorted(sequences, key=_arrival)
+        assert len(self._running) + len(self._loading) <= self._limits.max_running
+        assert all(not one.working_set.pages for one in self._waiting)
+
+    def _admit(self, plan: StepPlan, now_s: float) -> None:
+        while self._waiting and self._occupied < self._limits.max_running:
+            sequence = self._waiting[0]
+            if not self._fits(sequence):
+                break
+            del self._waiting[0]
+            if sequence.admitted_s is None:
+                sequence.admitted_s = now_s
+            self._match(sequence, now_s)
+            if not self._begin_load(sequence, now_s):
+                self._run(sequence)
+                continue
+            sequence.state = SequenceState.LOADING
+            bisect.insort(self._loading, sequence, key=_arrival)
+            plan.loads.append(sequence)
+
+    def _fits(self, sequence: Sequence) -> bool:
+        """Say whether its prompt and one page more fit beside what was promised to others."""
+        working_set = sequence.working_set
+        held = self._table.matching(working_set.keys)
+        needed = working_set.pages_for(sequence.length + 1) - held.pages
+        promised = sum(
+            one.working_set.pages_for(one.length + 1) for one in self._running + self._loading
+        )
+        return needed + promised <= self._table.available - held.idle
+
+    def _begin_load(self, sequence: Sequence, now_s: float) -> bool:
+        if sequence.load_tried:
+            return False
+        sequence.load_tried = True
+        count = self._load_wish(sequence)
+        return count > 0 and sequence.working_set.begin_load(count, now_s) is not None
+
+    def _match(self, sequence: Sequence, now_s: float) -> None:
+        if sequence.working_set.match(now_s):
+            sequence.cached_device += sequence.note_reached()
+
+    def _chunk_tokens(self, sequence: Sequence, budget: int) -> int:
+        """Return how many tokens to run: up to `budget`, and to a page's end where it is cut."""
+        if sequence.missing <= budget:
+            return sequence.missing
+        start = sequence.working_set.computed
+        aligned = (start + budget) // self._page_tokens * self._page_tokens - start
+        return aligned if aligned > 0 else budget
+
+    def _add(
+        self, chunks: dict[int, Chunk], sequence: Sequence, tokens: int, now_s: float
+    ) -> bool:
+        """Plan a chunk, pre-empting the youngest until its pages are there."""
+        while not sequence.working_set.grow(sequence.working_set.computed + tokens, now_s):
+            youngest = self._running[-1]
+            self._preempt(youngest)
+            chunks.pop(youngest.number, None)
+            if youngest is sequence:
+                return False
+        chunks[sequence.number] = Chunk(sequence, tokens, draws=tokens == sequence.missing)
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._running.remove(sequence)
+        sequence.working_set.release()
+        sequence.expected_tokens = 1
+        self._queue(sequence)
+        self.preemptions += 1
+
+    def _queue(self, sequence: Sequence) -> None:
+        sequence.state = SequenceState.WAITING
+        bisect.insort(self._waiting, sequence, key=_arrival)
+
+    def _run(self, sequence: Sequence) -> None:
+        sequence.state = SequenceState.RUNNING
+        bisect.insort(self._running, sequence, key=_arrival)
+
+    @property
+    def _occupied(self) -> int:
+        return len(self._running) + len(self._loading)
+
+
+def _arrival(sequence: Sequence) -> int:
+    return sequence.number

@@ -1,0 +1,61 @@
+"""One sequence as the scheduler sees it.
+
+Covers its state, its place in the queue and what it cost so far. Does not cover the request behind
+it or the text that it makes (`pie.worker.generation`).
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from pie.worker.working_set import WorkingSet
+
+
+class SequenceState(enum.Enum):
+    """Where a sequence stands."""
+
+    WAITING = "waiting"
+    LOADING = "loading"
+    """Its pages come from the pool; other sequences go on."""
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """A sequence to continue. Compared by identity."""
+
+    number: int
+    """Its arrival: a smaller one came earlier."""
+    working_set: WorkingSet
+    arrived_s: float
+    state: SequenceState = SequenceState.WAITING
+    load_tried: bool = False
+    admitted_s: float | None = None
+    """When it first got a place among the running."""
+    load_s: float = 0.0
+    reached: int = field(default=0)
+    """Most tokens whose state it ever had; winning those again after pre-emption is no hit."""
+    cached_device: int = 0
+    """Tokens that it did not compute because their pages were in device memory."""
+    cached_pool: int = 0
+    """Tokens that it did not compute because their pages came from the pool."""
+    expected_tokens: int = 0
+    """Tokens to compute before its first output, as estimated on arrival."""
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and output so far."""
+        return len(self.working_set.tokens)
+
+    @property
+    def missing(self) -> int:
+        """Tokens to run before the next token can be drawn; 1 is a decode."""
+        return self.working_set.missing
+
+    def note_reached(self) -> int:
+        """Move `reached` to where the working set is; return by how much."""
+        gained = max(0, self.working_set.computed - self.reached)
+        self.reached += gained
+        return gained
