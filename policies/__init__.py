@@ -1,0 +1,1 @@
+"""Decisions only, pure: retention, routing, replication, migration."""

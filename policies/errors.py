@@ -1,0 +1,43 @@
+"""What can go wrong with policies.
+
+    PolicyError
+    └── PolicyFileError   the policy file is not acceptable; lists every problem
+
+A policy that raises or proposes nonsense while serving is no error: the manager contains it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong in a policy file. Lines and columns count from 1; 0 is the file."""
+
+    line: int
+    column: int
+    path: str
+    """Keys down to the value, such as `worker.retention`; empty for the file as a whole."""
+    message: str
+
+    def __str__(self) -> str:
+        where = f"{self.line}:{self.column}: " if self.line else ""
+        return f"{where}{self.path}: {self.message}" if self.path else f"{where}{self.message}"
+
+
+class PolicyError(Exception):
+    """Anything that policies raise."""
+
+
+class PolicyFileError(PolicyError):
+    """The policy file is not acceptable; nothing of it takes effect."""
+
+    def __init__(self, file: str, problems: Sequence[Problem]) -> None:
+        super().__init__(file, tuple(problems))
+        self.file = file
+        self.problems = tuple(problems)
+
+    def __str__(self) -> str:
+        return "\n".join(f"{self.file}:{problem}" for problem in self.problems)

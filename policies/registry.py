@@ -1,0 +1,170 @@
+"""Names of built-in policies, and classes of users' policies by `module:Class`.
+
+Covers turning a name into a class and saying why it cannot be. Does not cover the policy file
+(`pie.policies.loader`) or a policy's options (`pie.policies.options`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+import traceback
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import ModuleType
+
+from pie.policies.errors import PolicyError
+from pie.policies.lru import LruRetention
+from pie.policies.retention import RetentionPolicy
+from pie.policies.routing import RoutingPolicy
+from pie.policies.routing_cost import CostRouting
+
+
+class PolicyKind(enum.StrEnum):
+    """What a policy decides."""
+
+    RETENTION = "retention"
+    ROUTING = "routing"
+
+
+BUILTIN: Mapping[PolicyKind, Mapping[str, type[RetentionPolicy] | type[RoutingPolicy]]] = {
+    PolicyKind.RETENTION: {"lru": LruRetention},
+    PolicyKind.ROUTING: {"cost": CostRouting},
+}
+"""Classes of the built-in policies by name."""
+
+DEFAULT: Mapping[PolicyKind, str] = {PolicyKind.RETENTION: "lru", PolicyKind.ROUTING: "cost"}
+"""The policy of each kind where the file names none."""
+
+_METHODS: Mapping[PolicyKind, Mapping[str, int]] = {
+    PolicyKind.RETENTION: {"stored": 2, "hit": 3, "removed": 2, "victims": 2},
+    PolicyKind.ROUTING: {"choose": 2},
+}
+"""What a class of each kind must have, with the number of arguments it is called with."""
+
+_USER_CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+
+class UnknownPolicyError(PolicyError):
+    """A name that is no policy of the kind asked for; the message says why and what is allowed."""
+
+
+def resolve(
+    kind: PolicyKind, name: str, folder: Path | None = None
+) -> type[RetentionPolicy] | type[RoutingPolicy]:
+    """Return the class that `name` stands for.
+
+    Args:
+        kind: What the policy must decide.
+        name: A built-in's name, or `module:Class`.
+        folder: Where to look for the module before Python's own path; the policy file's folder.
+
+    Raises:
+        UnknownPolicyError: There is no such policy, or it is not of that kind.
+    """
+    builtin = BUILTIN[kind]
+    if name in builtin:
+        return builtin[name]
+    if ":" not in name:
+        for other, names in BUILTIN.items():
+            if name in names:
+                raise UnknownPolicyError(
+                    f"{name!r} is a {other} policy, not a {kind} policy; {_allowed(kind)}"
+                )
+        raise UnknownPolicyError(
+            f"there is no {kind} policy {name!r}{did_you_mean(name, builtin)}; {_allowed(kind)}"
+        )
+    if not _USER_CLASS.fullmatch(name):
+        raise UnknownPolicyError(f"{name!r} is not written as `module:Class`")
+    module_name, class_name = name.split(":")
+    found = getattr(_import(module_name, folder), class_name, None)
+    if found is None:
+        module = _import(module_name, folder)
+        classes = [n for n, v in vars(module).items() if inspect.isclass(v)]
+        raise UnknownPolicyError(
+            f"module {module_name!r} has no {class_name!r}{did_you_mean(class_name, classes)}"
+        )
+    _require_kind(kind, name, found)
+    return found  # type: ignore[no-any-return]
+
+
+def did_you_mean(name: str, allowed: Iterable[str]) -> str:
+    """Return `, did you mean …?` where an allowed name looks much like `name`, else nothing."""
+    close = difflib.get_close_matches(name, list(allowed), n=1)
+    return f", did you mean {close[0]!r}?" if close else ""
+
+
+def _allowed(kind: PolicyKind) -> str:
+    names = ", ".join(f"`{name}`" for name in BUILTIN[kind])
+    return f"allowed are {names} and your own `module:Class`"
+
+
+def _import(name: str, folder: Path | None) -> ModuleType:
+    """Import a user's module; one that lies in `folder` goes before any other of its name."""
+    try:
+        if folder is not None:
+            file = folder.joinpath(*name.split(".")).with_suffix(".py")
+            if file.is_file():
+                return _import_file(name, file)
+        return importlib.import_module(name)
+    except UnknownPolicyError:
+        raise
+    except ModuleNotFoundError as error:
+        if error.name == name or name.startswith(f"{error.name}."):
+            looked = f"{folder} or on " if folder is not None else ""
+            raise UnknownPolicyError(
+                f"there is no module {name!r} in {looked}Python's path"
+            ) from error
+        raise UnknownPolicyError(f"module {name!r} cannot be imported: {error}") from error
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        at = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+        raise UnknownPolicyError(
+            f"module {name!r} cannot be imported: {type(error).__name__}: {error}{at}"
+        ) from error
+
+
+def _import_file(name: str, file: Path) -> ModuleType:
+    """Import a file under a name of our own, so that it shadows no other module."""
+    own_name = f"pie_user_policies.{name}"
+    loaded = sys.modules.get(own_name)
+    if loaded is not None and getattr(loaded, "__file__", None) == str(file):
+        return loaded
+    spec = importlib.util.spec_from_file_location(own_name, file)
+    if spec is None or spec.loader is None:
+        raise UnknownPolicyError(f"{file} is not a Python module")
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses and the like look their module up while it is being run.
+    sys.modules[own_name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(own_name, None)
+        raise
+    return module
+
+
+def _require_kind(kind: PolicyKind, name: str, found: object) -> None:
+    """Raise unless `found` is a class with the methods of its kind."""
+    if not inspect.isclass(found):
+        raise UnknownPolicyError(f"{name!r} is not a class but a {type(found).__name__}")
+    for method, arguments in _METHODS[kind].items():
+        function = getattr(found, method, None)
+        if not callable(function):
+            raise UnknownPolicyError(f"{name!r} is not a {kind} policy: it has no `{method}`")
+        if inspect.iscoroutinefunction(function):
+            raise UnknownPolicyError(f"{name!r}: `{method}` must not be async")
+        try:
+            inspect.signature(function).bind(None, *range(arguments))
+        except TypeError as error:
+            raise UnknownPolicyError(
+                f"{name!r}: `{method}` does not take the {arguments} arguments of a {kind} "
+                f"policy: {error}"
+            ) from error
+        except ValueError:  # a signature that Python cannot tell
+            continue
