@@ -1,0 +1,132 @@
+"""One request's way from drawn tokens to what its router is told.
+
+Covers stop tokens, stop strings, limits, text, penalties' counts and timing. Does not cover which
+token is drawn (`pie.worker.sampling`) or when (`pie.worker.scheduler`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from pie.tokens.detokenizer import Detokenizer
+from pie.tokens.stops import StopMatcher
+from pie.tokens.tokenizer import Tokenizer
+from pie.wire.messages import (
+    CachedTokens,
+    FinishReason,
+    Generate,
+    PositionLogprobs,
+    Started,
+    TokenDelta,
+)
+from pie.worker.draws import fresh_seed
+from pie.worker.sampling import SamplingRow
+from pie.worker.sequence import Sequence
+
+RequestKey = tuple[bytes, str]
+"""A router's peer id and its request id: ids are unique among one router's requests only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What a generation must know of the model."""
+
+    tokenizer: Tokenizer
+    eos_token_ids: AbstractSet[int]
+    context_tokens: int
+
+
+class Generation:
+    """A request that is being carried out."""
+
+    def __init__(
+        self, owner: bytes, request: Generate, sequence: Sequence, vocabulary: Vocabulary
+    ) -> None:
+        self.owner = owner
+        self.request = request
+        self.sequence = sequence
+        self.deadline_s = (
+            None if request.deadline_s is None else sequence.arrived_s + request.deadline_s
+        )
+        tokens = sequence.working_set.tokens
+        output = tokens[request.output_start :].tolist()
+        seed = request.sampling.seed
+        self.row = SamplingRow(
+            sampling=request.sampling,
+            seed=fresh_seed() if seed is None else seed,
+            position=len(output),
+            counts=Counter(output),
+        )
+        self._vocabulary = vocabulary
+        self._stop_ids = frozenset(request.stop_token_ids)
+        if not request.ignore_eos:
+            self._stop_ids |= vocabulary.eos_token_ids
+        self._detokenizer = Detokenizer(
+            vocabulary.tokenizer, tokens[: request.output_start].tolist()
+        )
+        self._stops = StopMatcher(request.stop)
+        # What another worker sent already is not sent again.
+        self._stops.push(self._detokenizer.push(output))
+        self._room = min(
+            request.max_tokens - len(output), vocabulary.context_tokens - len(tokens)
+        )
+        self._first_token_s: float | None = None
+
+    @property
+    def key(self) -> RequestKey:
+        """What tells this request from all others."""
+        return (self.owner, self.request.request_id)
+
+    def push(self, token: int, logprobs: PositionLogprobs | None, now_s: float) -> TokenDelta:
+        """Take the next token and return what to tell the router; it may be the last."""
+        self.sequence.working_set.append(token)
+        self.row.position += 1
+        self.row.counts[token] += 1
+        self._room -= 1
+        started = self._start(now_s)
+        finish: FinishReason | None = None
+        if token in self._stop_ids:
+            finish, text = FinishReason.STOP, ""
+        else:
+            shown = self._stops.push(self._detokenizer.push((token,)))
+            text = shown.text
+            if self._room <= 0 and shown.matched is None:
+                finish = FinishReason.LENGTH
+        if finish is not None:
+            text += self._stops.push(self._detokenizer.flush()).text + self._stops.flush()
+        if self._stops.matched is not None:
+            finish = FinishReason.STOP
+        return TokenDelta(
+            request_id=self.request.request_id,
+            token_ids=(token,),
+            text=text,
+            finish_reason=finish,
+            started=started,
+            logprobs=None if logprobs is None else (logprobs,),
+            stop_string=self._stops.matched,
+        )
+
+    def failed(self, reason: str) -> TokenDelta:
+        """Return the last thing to tell the router of a request that cannot go on."""
+        return TokenDelta(
+            request_id=self.request.request_id,
+            token_ids=(),
+            text="",
+            finish_reason=FinishReason.FAILED,
+            error=reason,
+        )
+
+    def _start(self, now_s: float) -> Started | None:
+        if self._first_token_s is not None:
+            return None
+        self._first_token_s = now_s
+        sequence = self.sequence
+        admitted_s = now_s if sequence.admitted_s is None else sequence.admitted_s
+        return Started(
+            cached=CachedTokens(device=sequence.cached_device, pool=sequence.cached_pool),
+            queued_ms=(admitted_s - sequence.arrived_s) * 1e3,
+            load_ms=sequence.load_s * 1e3,
+            prefill_ms=max(0.0, now_s - admitted_s - sequence.load_s) * 1e3,
+        )
