@@ -1,19 +1,36 @@
 """A pool node: a tiered cache that other processes reach over the wire.
 
-Covers serving, publishing to the index, and stopping. Does not cover what is kept
-(`pie.pool.cache`) or who starts nodes (`pie.cluster`).
+Covers starting, draining, stopping and what the node says of itself. Does not cover the messages
+(`pie.pool.serving`), what is kept (`pie.pool.cache`) or who starts nodes (`pie.cluster`).
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from concurrent.futures import ThreadPoolExecutor
+
 from pie.index.contract import PlaceRecord
-from pie.page.events import Epoch, PlaceId
+from pie.index.publisher import Publisher
+from pie.index.settings import IndexSettings
+from pie.page.events import Epoch, PlaceId, PlaceKind, Tier as TierKind
+from pie.policies.manager import RetentionManager
 from pie.policies.retention import RetentionPolicy
+from pie.pool.cache import Level, TieredCache
+from pie.pool.checksum import Checksum
+from pie.pool.index_relay import IndexRelay
+from pie.pool.ram import RamTier
+from pie.pool.serving import PoolService
 from pie.pool.settings import PoolSettings
+from pie.pool.status import PoolStatus
+from pie.wire.server import WireServer
+from pie.wire.settings import WireSettings
+
+log = logging.getLogger("pie.pool.node")
 
 
 class PoolNode:
-    """Serves pages from RAM. `retention` defaults to `lru`."""
+    """Serves pages from RAM, and says in the index which. For one event loop."""
 
     def __init__(
         self,
@@ -24,14 +41,138 @@ class PoolNode:
         epoch: Epoch,
         address: str | None = None,
         retention: RetentionPolicy | None = None,
-    ) -> None: ...
+        secret: bytes | None = None,
+        allow_remote: bool = False,
+        index_settings: IndexSettings | None = None,
+        wire_settings: WireSettings | None = None,
+    ) -> None:
+        """Prepare a node; it takes memory and an address from `start` on.
+
+        Args:
+            place: The node's name, the same across restarts.
+            settings: Budgets and limits.
+            index_url: Redis.
+            epoch: This start's number, larger than those of earlier starts.
+            address: Where to listen; a free port of `settings.host` where None.
+            retention: Which pages leave first; `lru` where None.
+            secret: 32 bytes that all of the cluster share, where pages are to be keyed with them.
+            allow_remote: Whether the address may be reachable from other hosts.
+            index_settings: Key prefix and limits of the index.
+            wire_settings: Limits of the wire.
+        """
+        self.place = place
+        self.epoch = epoch
+        self._settings = settings
+        self._index_url = index_url
+        self._index_settings = index_settings or IndexSettings()
+        self._tier = RamTier(settings.ram_budget, checksum=Checksum(secret))
+        self._relay = IndexRelay()
+        manager = RetentionManager(retention, name=f"{place} ram")
+        self._cache = TieredCache([Level(self._tier, manager)], index=self._relay)
+        self._threads = ThreadPoolExecutor(settings.check_threads, thread_name_prefix="pie-pool")
+        self._service = PoolService(self._cache, self._threads, settings)
+        self._server = WireServer(
+            address or f"tcp://{settings.host}:0",
+            self._service.handle,
+            epoch=epoch,
+            allow_remote=allow_remote,
+            settings=wire_settings,
+        )
+        self._publisher: Publisher | None = None
+        self._record: PlaceRecord | None = None
+
+    @property
+    def record(self) -> PlaceRecord:
+        """What the node announced.
+
+        Raises:
+            RuntimeError: It has not started.
+        """
+        if self._record is None:
+            raise RuntimeError("the node has not started")
+        return self._record
 
     async def start(self) -> PlaceRecord:
-        """Listen, announce to the index, and return the record that was announced."""
-        raise NotImplementedError
+        """Listen, announce to the index, and return the record that was announced.
+
+        Redis may be away: the node serves, and announces itself as soon as it can.
+
+        Raises:
+            AddressError: The address cannot be had.
+        """
+        address = await self._server.start()
+        self._record = PlaceRecord(
+            place=self.place,
+            epoch=self.epoch,
+            kind=PlaceKind.POOL,
+            address=address,
+            tiers=(int(TierKind.POOL_RAM),),
+            ttl_s=self._index_settings.ttl_s,
+        )
+        self._publisher = Publisher(
+            self._index_url,
+            self._record,
+            self._cache.entries,
+            settings=self._index_settings,
+            on_fenced=self._service.drain,
+        )
+        self._relay.connect(self._publisher)
+        await self._publisher.start()
+        log.info("%s serves at %s with %d bytes", self.place, address, self._tier.budget_bytes)
+        return self._record
 
     async def drain(self, timeout_s: float) -> None:
-        """Refuse new stores and wait until what is being sent has been sent."""
+        """Refuse new stores and wait, at most so long, until what is under way is done."""
+        self._service.drain()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._service.idle()
+        except TimeoutError:
+            log.warning("%s: transfers still under way after %.1f s", self.place, timeout_s)
 
     async def close(self) -> None:
-        """Stop at once and leave nothing behind."""
+        """Stop at once and leave nothing behind: the index forgets the node."""
+        self._service.drain()
+        await self._server.close()
+        # No handler runs any more; a copy that a thread has begun ends within milliseconds.
+        await asyncio.to_thread(self._threads.shutdown, wait=True)
+        if self._publisher is not None:
+            self._relay.connect(None)
+            await self._publisher.close()
+        self._cache.close()
+
+    def status(self) -> PoolStatus:
+        """Return the node's numbers."""
+        counters, service = self._cache.counters, self._service
+        bad = self._cache.bad_pages
+        return PoolStatus(
+            place=self.place,
+            epoch=self.epoch,
+            address="" if self._record is None else self._record.address,
+            index_mode="" if self._publisher is None else str(self._publisher.mode),
+            draining=service.draining,
+            used_bytes=self._cache.used_bytes,
+            budget_bytes=self._cache.budget_bytes,
+            pages=self._cache.pages_by_tier(),
+            claims=len(service.claims),
+            loans=service.loans,
+            hits=counters.hits,
+            misses=counters.misses,
+            pending=counters.pending,
+            stored=counters.stored,
+            evicted=counters.evicted,
+            demoted=counters.demoted,
+            no_room=counters.no_room,
+            bad_pages={
+                "at_store": bad.at_store,
+                "at_load": bad.at_load,
+                "malformed": service.malformed,
+            },
+            sent_bytes=service.sent_bytes,
+            received_bytes=service.received_bytes,
+        )
+
+    def check(self) -> None:
+        """Assert that all tables agree. Only while the node is idle."""
+        self._cache.check()
+        self._service.claims.check()

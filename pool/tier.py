@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
-from pie.page.events import PageEntry, Part
-from pie.page.events import Tier as TierKind
+from pie.page.events import PageEntry, Part, Tier as TierKind
 from pie.page.format import PageHeader
 from pie.page.key import PageKey
 from pie.wire.frames import Buffer

@@ -1,0 +1,327 @@
+"""The tiered cache: tiers stacked from fast to large, and what moves between them.
+
+Covers two-phase verbs over the stack, eviction by the policy's word, demotion and telling the
+index. Does not cover what a policy wants (`pie.policies`) or who asks (`pie.pool.node`).
+
+A new page goes into the first tier. A tier without room asks its retention manager for victims; a
+victim goes to the next tier, or away from the last one. A page is served from the tier that holds
+it; a load does not move it.
+
+Thread-safe. The lock guards tables only: hashing, copying and a tier's own I/O happen outside, so
+what a tier holds can change between a verb and its record here. `_record` settles that: under
+the lock it makes the record equal to the tier, whatever happened in between.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pie.index.contract import IndexWriter
+from pie.page.events import PageEntry
+from pie.page.format import PageHeader
+from pie.policies.manager import RetentionManager
+from pie.policies.retention import PageView
+from pie.pool.copying import copy_payload
+from pie.pool.tier import BadPages, PageId, StoredPage, Tier, entry_of, id_of
+from pie.wire.messages import LookupStatus
+
+_MAX_ROUNDS = 8
+"""Evictions tried for one store. Each asks for twice the room of the one before: where the gaps
+that victims leave do not join, the eighth asks for 128 times what is needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One tier of a stack, and what chooses its victims."""
+
+    tier: Tier
+    manager: RetentionManager
+
+
+class Loan(NamedTuple):
+    """A page on loan, and the level that lent it."""
+
+    page: StoredPage
+    level: int
+    is_counted: bool
+    """Whether the manager knows of the pin; it does not where the page is not on record yet."""
+
+
+@dataclass(slots=True)
+class CacheCounters:
+    """What happened since the start."""
+
+    hits: int = 0
+    misses: int = 0
+    pending: int = 0
+    stored: int = 0
+    no_room: int = 0
+    evicted: int = 0
+    demoted: int = 0
+
+
+@dataclass(slots=True)
+class _Shelf:
+    """A level and the pages that it is known to hold."""
+
+    level: Level
+    held: dict[PageId, PageHeader] = field(default_factory=dict)
+
+
+class TieredCache:
+    """A stack of tiers that answers as one store."""
+
+    def __init__(
+        self,
+        levels: Sequence[Level],
+        *,
+        index: IndexWriter | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Stack `levels`, the fastest first.
+
+        Args:
+            levels: At least one.
+            index: Told what is stored and removed, from any thread.
+            clock: Seconds, going forward only.
+        """
+        if not levels:
+            raise ValueError("a cache has at least one tier")
+        self.counters = CacheCounters()
+        self._shelves = [_Shelf(level) for level in levels]
+        self._index = index
+        self._clock = clock
+        self._writing: dict[PageId, PageHeader] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes taken in all tiers."""
+        return sum(shelf.level.tier.used_bytes for shelf in self._shelves)
+
+    @property
+    def budget_bytes(self) -> int:
+        """Bytes that all tiers may take."""
+        return sum(shelf.level.tier.budget_bytes for shelf in self._shelves)
+
+    @property
+    def bad_pages(self) -> BadPages:
+        """Pages found bad in any tier."""
+        each = [shelf.level.tier.bad_pages for shelf in self._shelves]
+        return BadPages(sum(b.at_store for b in each), sum(b.at_load for b in each))
+
+    def lookup(self, page: PageId) -> LookupStatus:
+        """Say what is known of a page; not a use of it."""
+        best = LookupStatus.MISS
+        for shelf in self._shelves:
+            status = shelf.level.tier.lookup(page)
+            if status is LookupStatus.HIT:
+                return status
+            if status is not LookupStatus.MISS:
+                best = status
+        return best
+
+    def payload_bytes(self, page: PageId) -> int:
+        """Return the size of a held page's payload, or 0."""
+        for shelf in self._shelves:
+            header = shelf.held.get(page)
+            if header is not None:
+                return header.raw_bytes
+        return 0
+
+    def prepare_store(self, header: PageHeader) -> memoryview | LookupStatus:
+        """Reserve room for a page, evicting where the policy says, and return it.
+
+        Returns `HIT` or `PENDING` where some tier has the page or it is being written, `RETRY`
+        where no room can be made, `MISS` where the cache is closed.
+        """
+        page = id_of(header)
+        status = self.lookup(page)
+        if status is not LookupStatus.MISS:
+            return status
+        room = self._room(0, header)
+        if isinstance(room, memoryview):
+            with self._lock:
+                self._writing[page] = header
+        elif room is LookupStatus.RETRY:
+            with self._lock:
+                self.counters.no_room += 1
+        return room
+
+    def complete_store(self, page: PageId, *, success: bool) -> bool:
+        """Make a prepared page readable, or give its room back; say whether it is readable."""
+        with self._lock:
+            header = self._writing.pop(page, None)
+        good = self._shelves[0].level.tier.complete_store(page, success=success)
+        if good and header is not None:
+            with self._lock:
+                self.counters.stored += 1
+            self._record(0, page, header)
+        return good
+
+    def prepare_load(self, page: PageId) -> Loan | LookupStatus:
+        """Lend a page, checked, from the first tier that has it. Counts as a use of it."""
+        best = LookupStatus.MISS
+        for at, shelf in enumerate(self._shelves):
+            stored = shelf.level.tier.prepare_load(page)
+            if isinstance(stored, StoredPage):
+                with self._lock:
+                    self.counters.hits += 1
+                    shelf.level.manager.hit(page.key, page.part, self._clock())
+                    is_counted = shelf.level.manager.pin(page.key, page.part)
+                return Loan(stored, at, is_counted)
+            if stored is not LookupStatus.MISS:
+                best = stored
+            elif page in shelf.held:
+                self._record(at, page)  # Found bad just now, and removed.
+        with self._lock:
+            if best is LookupStatus.MISS:
+                self.counters.misses += 1
+            else:
+                self.counters.pending += 1
+        return best
+
+    def complete_load(self, loan: Loan) -> None:
+        """End a loan."""
+        page = id_of(loan.page.header)
+        shelf = self._shelves[loan.level]
+        manager = shelf.level.manager
+        with self._lock:
+            # A page that was found bad meanwhile has left the manager with all its pins.
+            if loan.is_counted and manager.pins(page.key, page.part):
+                manager.unpin(page.key, page.part)
+        shelf.level.tier.complete_load(page)
+
+    def remove(self, page: PageId) -> bool:
+        """Remove a page from all tiers unless it is pinned; say whether it is gone."""
+        gone = True
+        for at, shelf in enumerate(self._shelves):
+            gone = shelf.level.tier.remove(page) and gone
+            self._record(at, page)
+        return gone
+
+    def entries(self) -> list[PageEntry]:
+        """Return what the index should know: every readable page in every tier."""
+        with self._lock:
+            return [
+                entry_of(header, shelf.level.tier.kind)
+                for shelf in self._shelves
+                for header in shelf.held.values()
+            ]
+
+    def pages_by_tier(self) -> dict[str, int]:
+        """Return how many pages each tier holds, by the tier's name."""
+        return {s.level.tier.kind.name.lower(): len(s.held) for s in self._shelves}
+
+    def close(self) -> None:
+        """Close all tiers. The index is told nothing: a place that closes is withdrawn."""
+        for shelf in self._shelves:
+            shelf.level.tier.close()
+
+    def check(self) -> None:
+        """Assert that records, tiers and managers agree. Only while nobody uses the cache."""
+        with self._lock:
+            for shelf in self._shelves:
+                shelf.level.tier.check()
+                shelf.level.manager.check()
+                assert set(shelf.held) == {id_of(header) for header in shelf.level.tier.pages()}
+                assert shelf.level.tier.used_bytes <= shelf.level.tier.budget_bytes
+
+    def _room(self, at: int, header: PageHeader) -> memoryview | LookupStatus:
+        """Prepare a store in one tier, making room for it as often as that helps."""
+        tier = self._shelves[at].level.tier
+        room = tier.prepare_store(header)
+        if room is not LookupStatus.RETRY or header.raw_bytes > tier.budget_bytes:
+            return room
+        wanted = header.raw_bytes
+        for _ in range(_MAX_ROUNDS):
+            if not self._evict(at, wanted):
+                break
+            room = tier.prepare_store(header)
+            if room is not LookupStatus.RETRY:
+                break
+            wanted *= 2
+        return room
+
+    def _evict(self, at: int, wanted_bytes: int) -> int:
+        """Let victims of about `wanted_bytes` leave a tier; return how many did."""
+        shelf = self._shelves[at]
+        with self._lock:
+            victims = shelf.level.manager.victims(wanted_bytes, self._clock())
+        gone = 0
+        for key, part in victims:
+            page = PageId(key, part)
+            if at + 1 < len(self._shelves):
+                self._demote(at, page)
+            if shelf.level.tier.remove(page):
+                gone += 1
+            self._record(at, page)
+        with self._lock:
+            self.counters.evicted += gone
+        return gone
+
+    def _demote(self, at: int, page: PageId) -> None:
+        """Copy a page to the next tier, where that has room."""
+        upper, lower = self._shelves[at].level.tier, self._shelves[at + 1].level.tier
+        if lower.lookup(page) is not LookupStatus.MISS:
+            return
+        stored = upper.prepare_load(page)
+        if not isinstance(stored, StoredPage):
+            return
+        try:
+            room = self._room(at + 1, stored.header)
+            if not isinstance(room, memoryview):
+                return
+            copied = False
+            try:
+                copy_payload(room, stored.payload)
+                copied = True
+            finally:
+                good = lower.complete_store(page, success=copied)
+        finally:
+            upper.complete_load(page)
+        if good:
+            with self._lock:
+                self.counters.demoted += 1
+            self._record(at + 1, page, stored.header)
+
+    def _record(self, at: int, page: PageId, header: PageHeader | None = None) -> None:
+        """Make the record of a page in one tier equal to what the tier says now.
+
+        Args:
+            at: The level.
+            page: The page that may have come or gone.
+            header: What to record where it has come.
+        """
+        shelf = self._shelves[at]
+        tier, manager = shelf.level.tier, shelf.level.manager
+        with self._lock:
+            readable = tier.lookup(page) is LookupStatus.HIT
+            known = shelf.held.get(page)
+            if readable and known is None and header is not None:
+                shelf.held[page] = header
+                manager.stored(_view_of(header, tier), self._clock())
+                if self._index is not None:
+                    self._index.stored([entry_of(header, tier.kind)])
+            elif not readable and known is not None:
+                del shelf.held[page]
+                manager.removed(page.key, page.part)
+                if self._index is not None:
+                    self._index.removed([entry_of(known, tier.kind)])
+
+
+def _view_of(header: PageHeader, tier: Tier) -> PageView:
+    """Return what a policy may know of a page."""
+    return PageView(
+        key=header.key,
+        parent=header.parent,
+        index=header.index,
+        part=header.part,
+        tier=tier.kind,
+        bytes=header.raw_bytes,
+        tenant_tag=header.tenant_tag,
+    )

@@ -1,0 +1,307 @@
+"""What a pool node does with each message.
+
+Covers look-ups, claims, sending and taking pages. Does not cover sockets (`pie.wire.server`) or
+what is kept (`pie.pool.cache`).
+
+Pages are sent from the arena without a copy: the loan ends when zmq no longer reads it. Payloads
+are copied and hashed on the event loop while they are small and on a thread otherwise, because a
+change of threads costs as much as 256 KiB.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from typing import TypeVar
+
+from pie.page.events import Part
+from pie.page.format import FORMAT_VERSION, PageHeader
+from pie.page.key import KEY_BYTES
+from pie.pool.cache import Loan, TieredCache
+from pie.pool.claims import Claims
+from pie.pool.copying import copy_payload
+from pie.pool.settings import PoolSettings
+from pie.pool.tier import PageId, id_of
+from pie.wire.errors import RefusedError
+from pie.wire.messages import (
+    GetPages,
+    Lookup,
+    LookupResult,
+    LookupStatus,
+    Message,
+    PageData,
+    PutPages,
+    PutResult,
+    PutStatus,
+    RefusalCode,
+    StoreWanted,
+)
+from pie.wire.peer import Peer
+
+_INLINE_BYTES = 256 << 10
+_BATCH_BYTES = 4 << 20
+"""Payloads that are checked ahead of being sent, and so stay pinned."""
+
+_PUT_STATUS = {
+    LookupStatus.HIT: PutStatus.HELD,
+    LookupStatus.PENDING: PutStatus.PENDING,
+    LookupStatus.RETRY: PutStatus.REFUSED,
+    LookupStatus.MISS: PutStatus.REFUSED,
+}
+
+_PARTS = {int(part): part for part in Part}
+
+_MAX_NAME_CHARS = 128
+"""Of a dtype, a layout id or a tenant tag, so that a header stays within its bookkeeping."""
+
+T = TypeVar("T")
+
+
+class PoolService:
+    """Answers the messages of one node. For one event loop."""
+
+    def __init__(
+        self,
+        cache: TieredCache,
+        threads: Executor,
+        settings: PoolSettings,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.claims = Claims(settings.claim_timeout_s)
+        self.draining = False
+        self.loans = 0
+        self.malformed = 0
+        self.sent_bytes = 0
+        self.received_bytes = 0
+        self._cache = cache
+        self._threads = threads
+        self._clock = clock
+        self._writers: set[bytes] = set()
+        self._active = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def handle(self, peer: Peer, message: Message, frames: Sequence[memoryview]) -> None:
+        """Carry out one message.
+
+        Raises:
+            RefusedError: The node is draining, or the message makes no sense.
+        """
+        match message:
+            case Lookup():
+                await peer.send(LookupResult(message.request_id, self._lookup(message)))
+            case StoreWanted():
+                await peer.send(LookupResult(message.request_id, self._wanted(peer, message)))
+            case GetPages():
+                with self._busy():
+                    await self._send_pages(peer, message)
+            case PutPages():
+                with self._busy():
+                    statuses = await self._take_pages(message, frames)
+                await peer.send(PutResult(message.request_id, statuses))
+            case _:
+                raise RefusedError(
+                    RefusalCode.BAD_MESSAGE, f"a pool node takes no {type(message).__name__}"
+                )
+
+    def drain(self) -> None:
+        """Refuse stores from now on."""
+        self.draining = True
+
+    async def idle(self) -> None:
+        """Wait until no page is on its way."""
+        await self._idle.wait()
+
+    def _lookup(self, message: Lookup) -> tuple[int, ...]:
+        now_s = self._clock()
+        statuses = []
+        for page in _pages(message):
+            status = self._cache.lookup(page)
+            if status is LookupStatus.MISS and self.claims.is_taken(page, now_s):
+                status = LookupStatus.PENDING
+            statuses.append(int(status))
+        return tuple(statuses)
+
+    def _wanted(self, peer: Peer, message: StoreWanted) -> tuple[int, ...]:
+        """Give each page that is not there to the first writer that asks."""
+        self._refuse_if_draining()
+        if peer.id not in self._writers:
+            self._writers.add(peer.id)
+            peer.on_gone(lambda: self._writer_gone(peer.id))
+        now_s = self._clock()
+        statuses = []
+        for page in _pages(message):
+            status = self._cache.lookup(page)
+            if status is LookupStatus.MISS and not self.claims.take(page, peer.id, now_s):
+                taken = self.claims.is_taken(page, now_s)
+                status = LookupStatus.PENDING if taken else LookupStatus.RETRY
+            statuses.append(int(status))
+        return tuple(statuses)
+
+    def _writer_gone(self, writer: bytes) -> None:
+        self._writers.discard(writer)
+        self.claims.writer_gone(writer)
+
+    async def _send_pages(self, peer: Peer, message: GetPages) -> None:
+        """Send each page as soon as it is checked."""
+        position = 0
+        for batch in self._batches(list(_pages(message))):
+            loans = await self._in_thread(
+                sum(size for _, size in batch),
+                functools.partial(self._borrow, [page for page, _ in batch]),
+                undo=self._give_back,
+            )
+            self._lent(sum(isinstance(loan, Loan) for loan in loans))
+            try:
+                while loans:
+                    loan = loans.pop(0)
+                    if isinstance(loan, Loan):
+                        data = PageData(
+                            message.request_id, position, int(LookupStatus.HIT), loan.page.header
+                        )
+                        # From here on `release` ends the loan, also where sending fails.
+                        await peer.send(data, [loan.page.payload], release=self._ender(loan))
+                        self.sent_bytes += loan.page.payload.nbytes
+                    else:
+                        await peer.send(PageData(message.request_id, position, int(loan)))
+                    position += 1
+            finally:
+                for loan in loans:
+                    if isinstance(loan, Loan):
+                        self._ender(loan)()
+
+    def _batches(self, pages: Sequence[PageId]) -> Iterator[list[tuple[PageId, int]]]:
+        """Cut pages into runs of about `_BATCH_BYTES`, each page with its size."""
+        batch: list[tuple[PageId, int]] = []
+        total = 0
+        for page in pages:
+            size = self._cache.payload_bytes(page)
+            if batch and total + size > _BATCH_BYTES:
+                yield batch
+                batch, total = [], 0
+            batch.append((page, size))
+            total += size
+        if batch:
+            yield batch
+
+    def _borrow(self, pages: Sequence[PageId]) -> list[Loan | LookupStatus]:
+        return [self._cache.prepare_load(page) for page in pages]
+
+    def _give_back(self, loans: Sequence[Loan | LookupStatus]) -> None:
+        for loan in loans:
+            if isinstance(loan, Loan):
+                self._cache.complete_load(loan)
+
+    def _lent(self, count: int) -> None:
+        self.loans += count
+        self._note_idle()
+
+    def _ender(self, loan: Loan) -> Callable[[], None]:
+        def end() -> None:
+            self._cache.complete_load(loan)
+            self._lent(-1)
+
+        return end
+
+    async def _take_pages(self, message: PutPages, frames: Sequence[memoryview]) -> tuple[int, ...]:
+        self._refuse_if_draining()
+        if len(frames) != len(message.headers):
+            raise RefusedError(
+                RefusalCode.BAD_MESSAGE,
+                f"{len(message.headers)} headers with {len(frames)} payloads",
+            )
+        statuses = await self._in_thread(
+            sum(frame.nbytes for frame in frames),
+            lambda: [
+                self._take_page(header, frame)
+                for header, frame in zip(message.headers, frames, strict=True)
+            ],
+        )
+        for header, frame in zip(message.headers, frames, strict=True):
+            self.claims.end(id_of(header))
+            self.received_bytes += frame.nbytes
+        return tuple(int(status) for status in statuses)
+
+    def _take_page(self, header: PageHeader, payload: memoryview) -> PutStatus:
+        """Copy one page into the cache, which checks it. On any thread."""
+        if not _is_sound(header, payload):
+            self.malformed += 1
+            return PutStatus.REFUSED
+        room = self._cache.prepare_store(header)
+        if not isinstance(room, memoryview):
+            return _PUT_STATUS[room]
+        copied = False
+        try:
+            copy_payload(room, payload)
+            copied = True
+        finally:
+            good = self._cache.complete_store(id_of(header), success=copied)
+        return PutStatus.STORED if good else PutStatus.REFUSED
+
+    async def _in_thread(
+        self, size: int, work: Callable[[], T], undo: Callable[[T], None] | None = None
+    ) -> T:
+        """Do `work` on `size` bytes where it disturbs least; `undo` it if nobody waits any more."""
+        if size <= _INLINE_BYTES:
+            return work()
+        future = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            future.add_done_callback(lambda done: _abandon(done, undo))
+            raise
+
+    @contextlib.contextmanager
+    def _busy(self) -> Iterator[None]:
+        self._active += 1
+        self._note_idle()
+        try:
+            yield
+        finally:
+            self._active -= 1
+            self._note_idle()
+
+    def _note_idle(self) -> None:
+        if self._active or self.loans:
+            self._idle.clear()
+        else:
+            self._idle.set()
+
+    def _refuse_if_draining(self) -> None:
+        if self.draining:
+            raise RefusedError(RefusalCode.DRAINING, "the node is about to stop")
+
+
+def _pages(message: Lookup | StoreWanted | GetPages) -> Iterator[PageId]:
+    """Return the pages that a message names.
+
+    Raises:
+        RefusedError: There is no such part.
+    """
+    for key, part in message.pages:
+        if part not in _PARTS:
+            raise RefusedError(RefusalCode.BAD_MESSAGE, f"no part has the number {part}")
+        yield PageId(key, _PARTS[part])
+
+
+def _is_sound(header: PageHeader, payload: memoryview) -> bool:
+    """Say whether a header from elsewhere makes sense; whether the payload is right is checked later."""
+    return (
+        len(header.key) == len(header.parent) == len(header.model_root) == KEY_BYTES
+        and header.raw_bytes == payload.nbytes > 0
+        and header.index >= 0
+        and header.codec == "none"
+        and header.version == FORMAT_VERSION
+        and max(len(header.dtype), len(header.layout_id), len(header.tenant_tag)) <= _MAX_NAME_CHARS
+    )
+
+
+def _abandon(done: asyncio.Future[T], undo: Callable[[T], None] | None) -> None:
+    """Undo what a thread did after its caller had left."""
+    if not done.cancelled() and done.exception() is None and undo is not None:
+        undo(done.result())
