@@ -82,9 +82,9 @@ def resolve(
     if not _USER_CLASS.fullmatch(name):
         raise UnknownPolicyError(f"{name!r} is not written as `module:Class`")
     module_name, class_name = name.split(":")
-    found = getattr(_import(module_name, folder), class_name, None)
+    module = _import(module_name, folder)
+    found = getattr(module, class_name, None)
     if found is None:
-        module = _import(module_name, folder)
         classes = [n for n, v in vars(module).items() if inspect.isclass(v)]
         raise UnknownPolicyError(
             f"module {module_name!r} has no {class_name!r}{did_you_mean(class_name, classes)}"

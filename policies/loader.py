@@ -1,0 +1,133 @@
+"""The policy file: YAML that names a policy for each decision.
+
+    worker:
+      retention: lru
+    cluster:
+      routing:
+        policy: cost
+        miss_weight: 5
+
+Covers what the file may say; a bad one never takes effect, and all that is wrong with it is
+reported at once. Does not cover YAML itself (`pie.policies.document`) or what policies there are
+(`pie.policies.registry`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from pie.policies.document import MAX_BYTES, Entry, Value, parse_document
+from pie.policies.errors import PolicyFileError, Problem
+from pie.policies.options import check_options
+from pie.policies.policy_set import PolicySet, PolicySpec
+from pie.policies.registry import DEFAULT, PolicyKind, UnknownPolicyError, did_you_mean, resolve
+
+_HALVES: Mapping[str, tuple[PolicyKind, ...]] = {
+    "worker": (PolicyKind.RETENTION,),
+    "cluster": (PolicyKind.ROUTING,),
+}
+
+
+def load_policy_file(file: Path | None) -> PolicySet:
+    """Return the policies that a file names; the built-ins where `file` is None.
+
+    Raises:
+        PolicyFileError: The file cannot be read or is not acceptable; lists every problem.
+    """
+    if file is None:
+        return PolicySet()
+    try:
+        with file.open("rb") as stream:
+            # A byte more than allowed tells that there is too much, however large the file.
+            text = stream.read(MAX_BYTES + 1)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise PolicyFileError(str(file), [Problem(0, 0, "", f"cannot be read: {reason}")]) from None
+    return load_policies(text, name=str(file), folder=file.absolute().parent)
+
+
+def load_policies(text: str | bytes, *, name: str, folder: Path | None = None) -> PolicySet:
+    """Return the policies that the text of a policy file names.
+
+    Args:
+        text: The file's content. Where it names no policy, the built-in is used.
+        name: What messages call the file.
+        folder: Where users' modules lie, besides Python's own path.
+
+    Raises:
+        PolicyFileError: The text is not acceptable; lists every problem.
+    """
+    problems: list[Problem] = []
+    specs: dict[PolicyKind, PolicySpec] = {}
+    root = parse_document(text, problems)
+    for half in _mapping(root, "", "two halves, `worker` and `cluster`", problems):
+        kinds = _HALVES.get(half.key)
+        if kinds is None:
+            problems.append(_unknown_key(half, "", list(_HALVES)))
+            continue
+        what = "kinds of policy, such as " + " and ".join(f"`{kind}`" for kind in kinds)
+        for entry in _mapping(half.value, half.key, what, problems):
+            if entry.key not in kinds:
+                elsewhere = [h for h, names in _HALVES.items() if entry.key in names]
+                hint = f"; it belongs under `{elsewhere[0]}`" if elsewhere else ""
+                problems.append(_unknown_key(entry, half.key, [str(k) for k in kinds], hint))
+                continue
+            kind = PolicyKind(entry.key)
+            spec = _spec(kind, entry.value, f"{half.key}.{kind}", folder, problems)
+            if spec is not None:
+                specs[kind] = spec
+    if problems:
+        raise PolicyFileError(name, sorted(problems, key=lambda p: (p.line, p.column)))
+    return PolicySet(**{str(kind): spec for kind, spec in specs.items()})
+
+
+def _spec(
+    kind: PolicyKind, value: Value, path: str, folder: Path | None, problems: list[Problem]
+) -> PolicySpec | None:
+    """Return the policy that a value names, or add what is wrong with it to `problems`."""
+    named, options = value, list[Entry]()
+    if value.entries is not None:
+        options = [entry for entry in value.entries if entry.key != "policy"]
+        given = [entry for entry in value.entries if entry.key == "policy"]
+        if not given:
+            message = f"`policy` is missing: the policy's name, such as `{DEFAULT[kind]}`"
+            problems.append(Problem(value.line, value.column, path, message))
+            return None
+        named, path = given[0].value, f"{path}.policy"
+    if not isinstance(named.plain, str):
+        message = (
+            f"must be a policy's name, such as `{DEFAULT[kind]}`, "
+            "or `policy: name` with its options beside it"
+        )
+        problems.append(Problem(named.line, named.column, path, message))
+        return None
+    try:
+        factory = resolve(kind, named.plain, folder)
+    except UnknownPolicyError as error:
+        problems.append(Problem(named.line, named.column, path, str(error)))
+        return None
+    values, wrong = check_options(factory, {entry.key: entry.value.plain for entry in options})
+    at = {entry.key: entry for entry in options}
+    for problem in wrong:
+        entry = at.get(problem.option)
+        line, column = (entry.line, entry.column) if entry else (named.line, named.column)
+        where = path.removesuffix(".policy") + (f".{problem.option}" if entry else "")
+        problems.append(Problem(line, column, where, problem.message))
+    return None if wrong else PolicySpec(named.plain, factory, values)
+
+
+def _mapping(value: Value, path: str, what: str, problems: list[Problem]) -> list[Entry]:
+    """Return a mapping's entries; nothing for an empty value, and a problem for another kind."""
+    if value.entries is not None:
+        return value.entries
+    if value.plain is not None:
+        problems.append(Problem(value.line, value.column, path, f"must hold {what}"))
+    return []
+
+
+def _unknown_key(entry: Entry, path: str, allowed: list[str], hint: str = "") -> Problem:
+    names = ", ".join(f"`{name}`" for name in allowed)
+    meant = hint or did_you_mean(entry.key, allowed)
+    message = f"unknown key {entry.key!r}{meant}; allowed here: {names}"
+    return Problem(entry.line, entry.column, path, message)

@@ -1,0 +1,106 @@
+"""Options of a policy, checked against its constructor.
+
+Covers which options a class takes and whether values fit. Does not cover where in the file they
+stand (`pie.policies.loader`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, ValidationError, create_model
+
+from pie.policies.registry import did_you_mean
+
+
+@dataclass(frozen=True, slots=True)
+class OptionProblem:
+    """One thing wrong with an option; `option` is empty where it is about all of them."""
+
+    option: str
+    message: str
+
+
+def check_options(
+    policy: type[object], options: Mapping[str, object]
+) -> tuple[dict[str, object], list[OptionProblem]]:
+    """Return the options as the constructor wants them, and what is wrong with them.
+
+    A policy's options are its constructor's arguments; their annotations say what they may be. The
+    policy is made once, so that its own checks speak too.
+    """
+    model, takes_any = _options_model(policy)
+    try:
+        # JSON mode is strict where it should be ("5" is no number) and takes a list for a tuple.
+        checked = model.model_validate_json(json.dumps(options, default=str), strict=True)
+    except ValidationError as error:
+        return {}, [_explain(model, detail) for detail in error.errors(include_url=False)]
+    values: dict[str, object] = {name: getattr(checked, f"o_{name}") for name in _given(checked)}
+    if takes_any:
+        values.update(checked.model_extra or {})
+    try:
+        policy(**values)
+    except Exception as error:  # noqa: BLE001
+        return {}, [OptionProblem("", f"{policy.__name__} refuses its options: {error}")]
+    return values, []
+
+
+def _given(checked: BaseModel) -> list[str]:
+    """Return the names of the options that were set."""
+    fields = type(checked).model_fields
+    return [str(fields[name].alias) for name in sorted(checked.model_fields_set) if name in fields]
+
+
+def _options_model(policy: type[object]) -> tuple[type[BaseModel], bool]:
+    """Return a model with a field for each argument of the constructor, and whether it takes any."""
+    try:
+        parameters = list(inspect.signature(policy).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    try:
+        hints = typing.get_type_hints(policy.__init__)
+    except (NameError, TypeError, AttributeError):  # names that exist for a type checker alone
+        hints = {}
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+    fields: dict[str, typing.Any] = {}
+    for parameter in parameters:
+        if parameter.kind not in {
+            inspect.Parameter.KEYWORD_ONLY,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        }:
+            continue
+        default = ... if parameter.default is inspect.Parameter.empty else parameter.default
+        annotation = hints.get(parameter.name, typing.Any)
+        # The prefix keeps options apart from what pydantic models have themselves.
+        fields[f"o_{parameter.name}"] = (annotation, Field(default, alias=parameter.name))
+    config = ConfigDict(extra="allow" if takes_any else "forbid")
+    try:
+        return create_model("Options", __config__=config, **fields), takes_any
+    except PydanticUserError:  # an annotation that no value from a file could have
+        loose: dict[str, typing.Any] = {n: (typing.Any, field[1]) for n, field in fields.items()}
+        return create_model("Options", __config__=config, **loose), takes_any
+
+
+def _explain(model: type[BaseModel], detail: typing.Any) -> OptionProblem:  # noqa: ANN401
+    """Return one of pydantic's error details as a problem."""
+    option = str(detail["loc"][0]) if detail["loc"] else ""
+    names = [str(info.alias) for info in model.model_fields.values()]
+    if detail["type"] == "extra_forbidden":
+        allowed = ", ".join(f"`{name}`" for name in names) or "none"
+        hint = did_you_mean(option, names)
+        return OptionProblem(option, f"no such option{hint}; allowed are {allowed}")
+    if detail["type"] == "missing":
+        return OptionProblem("", f"option `{option}` is needed")
+    message = str(detail["msg"])
+    return OptionProblem(
+        option, f"{message[0].lower()}{message[1:]}, not {_short(detail['input'])}"
+    )
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,50 @@
+"""The policies in force: which classes, with which options.
+
+Covers making policies from what the file says. Does not cover reading the file
+(`pie.policies.loader`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import cast
+
+from pie.policies.registry import DEFAULT, PolicyKind, resolve
+from pie.policies.retention import RetentionPolicy
+from pie.policies.routing import RoutingPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySpec:
+    """One policy as the file names it, checked: its class exists and takes the options."""
+
+    name: str
+    """A built-in's name, or `module:Class`."""
+    factory: type[RetentionPolicy] | type[RoutingPolicy]
+    options: Mapping[str, object] = field(default_factory=dict)
+
+    def build(self) -> RetentionPolicy | RoutingPolicy:
+        """Return a new policy."""
+        return self.factory(**self.options)
+
+
+def default_spec(kind: PolicyKind) -> PolicySpec:
+    """Return the policy of a kind where the file names none."""
+    return PolicySpec(DEFAULT[kind], resolve(kind, DEFAULT[kind]))
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySet:
+    """All policies in force; `PolicySet()` is the built-ins `lru` and `cost`."""
+
+    retention: PolicySpec = field(default_factory=lambda: default_spec(PolicyKind.RETENTION))
+    routing: PolicySpec = field(default_factory=lambda: default_spec(PolicyKind.ROUTING))
+
+    def new_retention(self) -> RetentionPolicy:
+        """Return a new retention policy; every tier of every place has its own."""
+        return cast(RetentionPolicy, self.retention.build())
+
+    def new_routing(self) -> RoutingPolicy:
+        """Return a new routing policy; every router has its own."""
+        return cast(RoutingPolicy, self.routing.build())
