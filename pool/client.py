@@ -1,19 +1,90 @@
 """The pool as its users see it: load pages, store pages, never wait long.
 
 Covers choosing nodes, transfers, deadlines and checks on receipt. Does not cover which pages are
-worth storing or loading (`pie.worker.offload`).
+worth storing or loading (`pie.worker.offload`) or connections (`pie.pool.links`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import enum
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
 
-from pie.index.contract import IndexReader
+from pie.index.contract import IndexReader, PlaceRecord
+from pie.page.events import PlaceId
 from pie.page.format import PageHeader
 from pie.page.key import PageKey
+from pie.pool.byte_budget import ByteBudget
+from pie.pool.checksum import Checksum
+from pie.pool.links import NodeLinks
+from pie.pool.placement import rank
 from pie.pool.settings import PoolSettings
-from pie.pool.tier import Buffer, PageId, StoredPage
-from pie.wire.messages import PutStatus
+from pie.pool.tier import Buffer, PageId, StoredPage, id_of
+from pie.wire.client import WireClient
+from pie.wire.errors import PeerGone, RefusedError, WireError, WireTimeout
+from pie.wire.ids import new_request_id
+from pie.wire.messages import (
+    GetPages,
+    Lookup,
+    LookupResult,
+    LookupStatus,
+    PageData,
+    PutPages,
+    PutResult,
+    PutStatus,
+    RefusalCode,
+    StoreWanted,
+)
+from pie.wire.settings import WireSettings
+
+_INLINE_BYTES = 1 << 20
+"""Payloads up to this size are hashed on the event loop (0.1 ms), larger ones on a thread."""
+
+_PUT_BYTES = 4 << 20
+"""Payloads of one `PutPages`, unless one page alone is larger."""
+
+_GET_PAGES = 256
+_FIRST_GUESS_BYTES = 1 << 20
+
+
+class Reason(enum.StrEnum):
+    """Why a page was not loaded, or was dropped on its way to the pool."""
+
+    NO_NODE = "no_node"
+    GONE = "gone"
+    """Its node does not answer, or went while it was asked."""
+    TIMEOUT = "timeout"
+    REFUSED = "refused"
+    STALE_EPOCH = "stale_epoch"
+    NOT_HELD = "not_held"
+    PENDING = "pending"
+    """Somebody is writing it."""
+    BUSY = "busy"
+    """The node cannot say now, or has no room."""
+    BAD_PAGE = "bad_page"
+    """The payload does not match its checksum, or is of another page."""
+    FAILED = "failed"
+
+
+@dataclass(slots=True)
+class PoolCounters:
+    """What one client has seen since its start."""
+
+    loaded: int = 0
+    loaded_bytes: int = 0
+    missed: Counter[Reason] = field(default_factory=Counter)
+    stored: Counter[PutStatus] = field(default_factory=Counter)
+    stored_bytes: int = 0
+    """Payload of pages that this client brought."""
+    dropped: Counter[Reason] = field(default_factory=Counter)
+    """Pages whose store ended as `REFUSED`."""
+
+
+_Work = Callable[[WireClient, Sequence[int]], Awaitable[None]]
+"""Does something with one node and the positions of the pages that belong there."""
 
 
 class PoolClient:
@@ -23,7 +94,44 @@ class PoolClient:
     never an error and never a wait past a deadline.
     """
 
-    def __init__(self, reader: IndexReader, settings: PoolSettings) -> None: ...
+    def __init__(
+        self,
+        reader: IndexReader,
+        settings: PoolSettings,
+        *,
+        secret: bytes | None = None,
+        wire_settings: WireSettings | None = None,
+    ) -> None:
+        """Prepare a client; it connects to nodes as it needs them.
+
+        Args:
+            reader: Says which nodes there are and, where it knows, which pages they hold.
+            settings: Limits.
+            secret: 32 bytes that all of the cluster share, where pages are keyed with them.
+            wire_settings: Limits of the wire.
+        """
+        self.counters = PoolCounters()
+        self._reader = reader
+        self._links = NodeLinks(reader, wire_settings)
+        self._checksum = Checksum(secret)
+        self._budget = ByteBudget(settings.inflight_budget)
+        self._page_bytes = 0
+        """The largest payload received so far: what a page on its way is taken for."""
+
+    async def lookup(
+        self, pages: Sequence[PageId], *, groups: Sequence[PageKey], deadline_s: float
+    ) -> list[LookupStatus]:
+        """Ask the nodes what they know of each page; `RETRY` where nobody answers in time."""
+        answers = [LookupStatus.RETRY] * len(pages)
+
+        async def ask(client: WireClient, positions: Sequence[int]) -> None:
+            message = Lookup(new_request_id(), client.epoch, _names(pages, positions))
+            statuses = await _ask_statuses(client, message, deadline_s)
+            for at, status in zip(positions, statuses, strict=True):
+                answers[at] = LookupStatus(status)
+
+        await self._spread(self._holders(pages, groups), ask, deadline_s)
+        return answers
 
     async def load(
         self, pages: Sequence[PageId], *, groups: Sequence[PageKey], deadline_s: float
@@ -38,7 +146,34 @@ class PoolClient:
 
         Payloads stay valid as long as they are referenced.
         """
-        raise NotImplementedError
+        loaded: list[StoredPage | None] = [None] * len(pages)
+        reasons: dict[int, Reason] = {}
+
+        async def get(client: WireClient, positions: Sequence[int]) -> None:
+            for start in range(0, len(positions), _GET_PAGES):
+                some = positions[start : start + _GET_PAGES]
+                guess = (self._page_bytes or _FIRST_GUESS_BYTES) * len(some)
+                async with self._budget.reserve(guess):
+                    message = GetPages(new_request_id(), client.epoch, _names(pages, some))
+                    async for answer, frames in client.stream(message, timeout_s=deadline_s):
+                        if not isinstance(answer, PageData) or not 0 <= answer.position < len(some):
+                            raise _WrongAnswer
+                        at = some[answer.position]
+                        got = await self._checked(pages[at], answer, frames)
+                        if isinstance(got, StoredPage):
+                            loaded[at] = got
+                        else:
+                            reasons[at] = got
+
+        failed = await self._spread(self._holders(pages, groups), get, deadline_s)
+        for at, page in enumerate(loaded):
+            if page is None:
+                reason = reasons.get(at) or failed.get(at, Reason.FAILED)
+                self.counters.missed[reason] += 1
+            else:
+                self.counters.loaded += 1
+                self.counters.loaded_bytes += page.payload.nbytes
+        return loaded
 
     async def store(
         self,
@@ -51,9 +186,201 @@ class PoolClient:
         """Offer pages to their nodes and send those that are wanted.
 
         `REFUSED` also stands for a page that was dropped: no node, deadline, too much in flight.
-        Payloads may be changed again as soon as this returns or is cancelled.
+
+        Payloads are sent without a copy and may still be read after a deadline or a cancellation:
+        hand over buffers that nobody writes to any more.
         """
-        raise NotImplementedError
+        if not len(headers) == len(payloads) == len(groups):
+            raise ValueError(
+                f"{len(headers)} headers, {len(payloads)} payloads, {len(groups)} groups"
+            )
+        pages = [id_of(header) for header in headers]
+        became = [PutStatus.REFUSED] * len(pages)
+        reasons: dict[int, Reason] = {}
+
+        async def put(client: WireClient, positions: Sequence[int]) -> None:
+            message = StoreWanted(new_request_id(), client.epoch, _names(pages, positions))
+            answers = await _ask_statuses(client, message, deadline_s)
+            wanted = []
+            for at, answer in zip(positions, answers, strict=True):
+                if answer == LookupStatus.MISS:
+                    wanted.append(at)
+                elif answer == LookupStatus.RETRY:
+                    reasons[at] = Reason.BUSY
+                else:
+                    is_held = answer == LookupStatus.HIT
+                    became[at] = PutStatus.HELD if is_held else PutStatus.PENDING
+            for some in _by_bytes(wanted, headers):
+                size = sum(headers[at].raw_bytes for at in some)
+                async with self._budget.reserve(size):
+                    answers = await _ask_statuses(
+                        client,
+                        PutPages(new_request_id(), client.epoch, tuple(headers[at] for at in some)),
+                        deadline_s,
+                        [payloads[at] for at in some],
+                    )
+                for at, answer in zip(some, answers, strict=True):
+                    became[at] = PutStatus(answer)
+                    if became[at] is PutStatus.REFUSED:
+                        reasons[at] = Reason.BUSY
+                    elif became[at] is PutStatus.STORED:
+                        self.counters.stored_bytes += headers[at].raw_bytes
+
+        failed = await self._spread(self._homes(groups), put, deadline_s)
+        for at, status in enumerate(became):
+            self.counters.stored[status] += 1
+            if status is PutStatus.REFUSED:
+                self.counters.dropped[reasons.get(at) or failed.get(at, Reason.FAILED)] += 1
+        return became
 
     async def close(self) -> None:
         """Drop all connections; loads in progress are misses."""
+        await self._links.close()
+
+    def _homes(self, groups: Sequence[PageKey]) -> list[PlaceRecord | None]:
+        """Return for each page the node that should keep it."""
+        nodes = self._links.nodes()
+        weights = dict.fromkeys(nodes, 1.0)
+        homes: list[PlaceRecord | None] = []
+        for group, run in groupby(groups):
+            order = rank(group, weights)
+            homes.extend([nodes[order[0]] if order else None] * sum(1 for _ in run))
+        return homes
+
+    def _holders(
+        self, pages: Sequence[PageId], groups: Sequence[PageKey]
+    ) -> list[PlaceRecord | None]:
+        """Return for each page the node to ask: its home, unless the index knows better."""
+        if len(pages) != len(groups):
+            raise ValueError(f"{len(pages)} pages, {len(groups)} groups")
+        holders = self._homes(groups)
+        nodes = self._links.nodes()
+        if len(nodes) < 2:
+            return holders
+        for _, run in groupby(range(len(pages)), key=lambda at: groups[at]):
+            positions = list(run)
+            runs = self._reader.matches([pages[at].key for at in positions])
+            home = holders[positions[0]]
+            best = max(
+                (place for place in runs if place in nodes),
+                key=lambda place: (len(runs[place]), home is not None and place == home.place),
+                default=None,
+            )
+            if best is not None:
+                for at in positions:
+                    holders[at] = nodes[best]
+        return holders
+
+    async def _spread(
+        self, places: Sequence[PlaceRecord | None], work: _Work, deadline_s: float
+    ) -> dict[int, Reason]:
+        """Do `work` with all nodes at once; say for each position why its node failed, if it did."""
+        failed: dict[int, Reason] = {}
+        by_node: dict[PlaceId, tuple[PlaceRecord, list[int]]] = {}
+        for at, record in enumerate(places):
+            if record is None:
+                failed[at] = Reason.NO_NODE
+            else:
+                by_node.setdefault(record.place, (record, []))[1].append(at)
+
+        async def with_node(record: PlaceRecord, positions: Sequence[int]) -> None:
+            try:
+                async with asyncio.timeout(deadline_s):
+                    await work(await self._links.open(record), positions)
+            except (WireError, TimeoutError, _WrongAnswer) as error:
+                failed.update(dict.fromkeys(positions, _reason_of(error)))
+
+        if len(by_node) == 1:
+            for record, positions in by_node.values():
+                await with_node(record, positions)
+        else:
+            async with asyncio.TaskGroup() as tasks:
+                for record, positions in by_node.values():
+                    tasks.create_task(with_node(record, positions))
+        return failed
+
+    async def _checked(
+        self, page: PageId, answer: PageData, frames: Sequence[memoryview]
+    ) -> StoredPage | Reason:
+        """Return the page that an answer brings, if it is that page and undamaged."""
+        header = answer.header
+        if answer.status != LookupStatus.HIT or header is None:
+            return _NOT_HIT.get(answer.status, Reason.FAILED)
+        if id_of(header) != page or len(frames) != 1:
+            return Reason.BAD_PAGE
+        payload = frames[0]
+        if payload.nbytes <= _INLINE_BYTES:
+            good = self._checksum.matches(header, payload)
+        else:
+            good = await asyncio.to_thread(self._checksum.matches, header, payload)
+        if not good:
+            return Reason.BAD_PAGE
+        self._page_bytes = max(self._page_bytes, payload.nbytes)
+        return StoredPage(header, payload)
+
+
+class _WrongAnswer(Exception):  # noqa: N818
+    """A node answered with something that was not asked."""
+
+
+_NOT_HIT: Mapping[int, Reason] = {
+    LookupStatus.MISS: Reason.NOT_HELD,
+    LookupStatus.PENDING: Reason.PENDING,
+    LookupStatus.RETRY: Reason.BUSY,
+}
+
+
+def _reason_of(error: Exception) -> Reason:
+    """Return what a failed node counts as."""
+    match error:
+        case RefusedError(code=RefusalCode.STALE_EPOCH):
+            return Reason.STALE_EPOCH
+        case RefusedError():
+            return Reason.REFUSED
+        case PeerGone():
+            return Reason.GONE
+        case WireTimeout() | TimeoutError():
+            return Reason.TIMEOUT
+        case _:
+            return Reason.FAILED
+
+
+async def _ask_statuses(
+    client: WireClient,
+    message: Lookup | StoreWanted | PutPages,
+    timeout_s: float,
+    frames: Sequence[Buffer] = (),
+) -> tuple[int, ...]:
+    """Ask for a status for each page of `message`.
+
+    Raises:
+        WireError: No answer, or a refusal.
+        _WrongAnswer: The answer is of another kind or length.
+    """
+    answer, _ = await client.request(message, frames, timeout_s=timeout_s)
+    asked = len(message.headers if isinstance(message, PutPages) else message.pages)
+    kind = PutResult if isinstance(message, PutPages) else LookupResult
+    if not isinstance(answer, kind) or len(answer.statuses) != asked:
+        raise _WrongAnswer
+    if not all(0 <= status <= 3 for status in answer.statuses):
+        raise _WrongAnswer
+    return answer.statuses
+
+
+def _names(pages: Sequence[PageId], positions: Sequence[int]) -> tuple[tuple[PageKey, int], ...]:
+    return tuple((pages[at].key, int(pages[at].part)) for at in positions)
+
+
+def _by_bytes(positions: Sequence[int], headers: Sequence[PageHeader]) -> Iterator[list[int]]:
+    """Cut positions into runs whose payloads are sent together."""
+    some: list[int] = []
+    total = 0
+    for at in positions:
+        size = headers[at].raw_bytes
+        if some and total + size > _PUT_BYTES:
+            yield some
+            some, total = [], 0
+        some.append(at)
+        total += size
+    if some:
+        yield some

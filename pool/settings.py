@@ -14,23 +14,24 @@ class PoolSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    nodes: int = Field(1, ge=0, description="Pool nodes to start; 0 runs without a pool.")
+    nodes: int = Field(default=1, ge=0, description="Pool nodes to start; 0 runs without a pool.")
     ram_budget: ByteSize = Field(
-        ByteSize(1 << 30),
+        default=ByteSize(1 << 30),
         ge=1 << 20,
         description="RAM that one node's pages and their bookkeeping may take, such as `8GiB`.",
     )
     host: str = Field(
-        "127.0.0.1", description="Network address that nodes listen on; the port is a free one."
+        default="127.0.0.1",
+        description="Network address that nodes listen on; the port is a free one.",
     )
     claim_timeout_s: float = Field(
-        5.0,
+        default=5.0,
         gt=0,
         description="How long a writer that announced a page may take to send it before another "
         "writer may.",
     )
     inflight_budget: ByteSize = Field(
-        ByteSize(64 << 20),
+        default=ByteSize(64 << 20),
         ge=1 << 20,
         description="Payload bytes that one client may have on the way to or from the pool.",
     )
