@@ -1,20 +1,45 @@
 """The connecting end of the wire.
 
-Covers requests and their answers, streams, messages that come unasked, heartbeats and
-reconnecting to one server. Does not cover finding servers (`pie.index`).
+Covers requests and their answers, streams, messages that come unasked, and credit for them. Does
+not cover the connection itself (`pie.wire.link`) or finding servers (`pie.index`).
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from pie.page.events import Epoch
-from pie.wire.frames import Buffer
-from pie.wire.messages import Message
+from pie.wire import codec
+from pie.wire.address import check_address
+from pie.wire.answers import Answer, Answers
+from pie.wire.counters import WireCounters
+from pie.wire.errors import PeerGone, RefusedError, WireTimeout
+from pie.wire.frames import Buffer, Loan
+from pie.wire.link import Link
+from pie.wire.messages import (
+    Cancel,
+    Credit,
+    GetPages,
+    LookupResult,
+    Message,
+    PageData,
+    Pong,
+    PutResult,
+    RefusalCode,
+    Refused,
+    StepTokens,
+)
 from pie.wire.settings import WireSettings
+from pie.wire.window import Window
+
+_log = logging.getLogger("pie.wire")
 
 OnMessage = Callable[[Message, Sequence[memoryview]], None]
 """Takes a message that answers no request. Must not block."""
+
+_CREDIT_RETRY_S = 0.01
 
 
 class WireClient:
@@ -50,21 +75,40 @@ class WireClient:
         Raises:
             AddressError: The address is malformed.
         """
-        raise NotImplementedError
+        check_address(address)
+        self.counters = WireCounters()
+        self._on_message = on_message
+        self._on_gone = on_gone
+        self._on_up = on_up
+        self._auto_credit = auto_credit
+        self._settings = settings or WireSettings()
+        self._pending: dict[str, Answers] = {}
+        self._window = Window(self._settings.inflight_requests, self._settings.inflight_bytes)
+        self._ungranted = 0
+        self._grant_is_due = False
+        self._link = Link(
+            address,
+            self._settings,
+            on_message=self._on_parts,
+            on_up=self._went_up,
+            on_gone=self._went_down,
+        )
 
     @property
     def is_up(self) -> bool:
         """Whether the server answers."""
-        raise NotImplementedError
+        return self._link.epoch is not None
 
     @property
     def epoch(self) -> Epoch:
         """The server's epoch, as of its last answer.
 
         Raises:
-            PeerGone: It has not answered yet.
+            PeerGone: It is not up.
         """
-        raise NotImplementedError
+        if self._link.epoch is None:
+            raise PeerGone("The server does not answer.")
+        return self._link.epoch
 
     async def start(self) -> Epoch:
         """Connect and return the server's epoch.
@@ -72,11 +116,14 @@ class WireClient:
         Raises:
             WireTimeout: No answer within `WireSettings.connect_timeout_s`. The client is closed.
         """
-        raise NotImplementedError
+        self._loop = asyncio.get_running_loop()
+        return await self._link.start()
 
     async def close(self) -> None:
         """Disconnect. Requests that wait raise `PeerGone`; `on_gone` is not called."""
-        raise NotImplementedError
+        self._fail_pending("The client was closed.")
+        self._window.end(PeerGone("The client was closed."))
+        await self._link.close()
 
     async def send(
         self,
@@ -95,7 +142,11 @@ class WireClient:
             PeerGone: The server is gone.
             WireTimeout: The connection had no room in time. Nothing was sent.
         """
-        raise NotImplementedError
+        loan = Loan(frames, release, asyncio.get_running_loop())
+        try:
+            await self._send(message, loan, timeout_s)
+        finally:
+            loan.close()
 
     async def request(
         self,
@@ -104,7 +155,7 @@ class WireClient:
         *,
         timeout_s: float,
         release: Callable[[], None] | None = None,
-    ) -> tuple[Message, Sequence[memoryview]]:
+    ) -> Answer:
         """Send a message that has a `request_id` and return its one answer.
 
         Request ids must be unique among what is under way; `new_request_id` makes them.
@@ -114,16 +165,36 @@ class WireClient:
             PeerGone: The server is gone, or goes while this waits.
             WireTimeout: No answer in time; the server was sent a `Cancel`.
         """
-        raise NotImplementedError
+        loan = Loan(frames, release, asyncio.get_running_loop())
+        request_id = codec.request_id_of(message)
+        answers = None
+        try:
+            async with asyncio.timeout(timeout_s):
+                answers = await self._open(request_id, loan)
+                await self._send(message, loan, timeout_s)
+                answer = await answers.take()
+        except BaseException as error:
+            if answers is not None:
+                self._abandon(request_id, error)
+            if isinstance(error, TimeoutError):
+                raise WireTimeout(f"No answer within {timeout_s:g} s.") from None
+            raise
+        finally:
+            loan.close()
+            if answers is not None:
+                self._finish(request_id, loan)
+        if isinstance(answer[0], PageData):
+            self._credit(1)
+        return answer
 
-    def stream(
+    async def stream(
         self,
         message: Message,
         frames: Sequence[Buffer] = (),
         *,
         timeout_s: float,
         count: int | None = None,
-    ) -> AsyncIterator[tuple[Message, Sequence[memoryview]]]:
+    ) -> AsyncIterator[Answer]:
         """Send a message that has a `request_id` and yield its answers as they come.
 
         An answer counts as handled, and gives credit, when the next is asked for. Leaving early
@@ -140,8 +211,142 @@ class WireClient:
             PeerGone: The server is gone, or goes while this waits.
             WireTimeout: An answer did not come in time.
         """
-        raise NotImplementedError
+        if count is None:
+            count = len(message.pages) if isinstance(message, GetPages) else 1
+        loan = Loan(frames, None, asyncio.get_running_loop())
+        request_id = codec.request_id_of(message)
+        answers = None
+        try:
+            async with asyncio.timeout(timeout_s):
+                answers = await self._open(request_id, loan)
+                await self._send(message, loan, timeout_s)
+            for _ in range(count):
+                async with asyncio.timeout(timeout_s):
+                    answer = await answers.take()
+                try:
+                    yield answer
+                finally:
+                    if isinstance(answer[0], PageData):
+                        self._credit(1)
+        except BaseException as error:
+            if answers is not None:
+                self._abandon(request_id, error)
+            if isinstance(error, TimeoutError):
+                raise WireTimeout(f"No answer within {timeout_s:g} s.") from None
+            raise
+        finally:
+            loan.close()
+            if answers is not None:
+                self._finish(request_id, loan)
 
     def grant(self, messages: int = 1) -> None:
         """Say that so many `StepTokens` have been handled. Only where `auto_credit` is off."""
-        raise NotImplementedError
+        assert not self._auto_credit, "Credit is given by itself."
+        self._credit(messages)
+
+    async def _send(self, message: Message, loan: Loan, timeout_s: float | None) -> None:
+        limit_s = self._settings.send_timeout_s if timeout_s is None else timeout_s
+        await self._link.send(codec.encode(message), loan, limit_s)
+        self.counters.messages_out += 1
+        self.counters.payload_bytes_out += loan.bytes
+
+    async def _open(self, request_id: str, loan: Loan) -> Answers:
+        """Wait until one more request may be under way; return where its answers come."""
+        if not request_id:
+            raise ValueError("A request needs a request_id.")
+        await self._window.take(loan.bytes)
+        if request_id in self._pending:
+            self._window.give(loan.bytes)
+            raise ValueError(f"A request {request_id!r} is under way already.")
+        answers = self._pending[request_id] = Answers()
+        return answers
+
+    def _abandon(self, request_id: str, error: BaseException) -> None:
+        """Tell the server that nobody waits for a request's answers any more."""
+        if not isinstance(error, RefusedError | PeerGone) and self.is_up:
+            self._link.push(codec.encode(Cancel(request_id)))
+
+    def _finish(self, request_id: str, loan: Loan) -> None:
+        left = self._pending.pop(request_id).drop()
+        self._credit(sum(isinstance(message, PageData) for message, _ in left))
+        self._window.give(loan.bytes)
+
+    def _on_parts(self, message: Message, frames: list[memoryview]) -> None:
+        """Take in one message that is no heartbeat."""
+        self.counters.messages_in += 1
+        self.counters.payload_bytes_in += sum(frame.nbytes for frame in frames)
+        request_id = codec.request_id_of(message)
+        answers = self._pending.get(request_id)
+        if answers is not None:
+            if isinstance(message, Refused):
+                answers.fail(RefusedError(message.code, message.message, message.retry_after_s))
+            else:
+                answers.put((message, frames))
+        elif isinstance(message, StepTokens):
+            if message.epoch == self._link.epoch:
+                self._pass_on(message, frames)
+                self._credit(self._auto_credit)
+            else:
+                self.counters.stale_epochs += 1
+                self._credit(1)
+        elif isinstance(message, PageData):
+            self.counters.late_answers += 1
+            self._credit(1)
+        elif isinstance(message, LookupResult | PutResult | Pong):
+            self.counters.late_answers += 1
+        elif isinstance(message, Refused) and not request_id:
+            if message.code is RefusalCode.STALE_EPOCH:
+                self._link.reconnect(message.message)
+            else:
+                _log.warning("%s refused a message: %s", self._link, message.message)
+        else:
+            self._pass_on(message, frames)
+
+    def _pass_on(self, message: Message, frames: list[memoryview]) -> None:
+        if self._on_message is None:
+            return
+        try:
+            self._on_message(message, frames)
+        except Exception:  # noqa: BLE001 - a failing receiver must not stop other messages
+            self.counters.failures += 1
+            _log.exception("Taking a %s failed.", type(message).__name__)
+
+    def _credit(self, messages: int) -> None:
+        """Give credit, together with what else is handled in this turn of the loop."""
+        if messages:
+            self._ungranted += messages
+            if not self._grant_is_due:
+                self._grant_is_due = True
+                self._loop.call_soon(self._send_credit)
+
+    def _send_credit(self) -> None:
+        """Send the credit that is due; try again later where there is no room for it."""
+        self._grant_is_due = False
+        if not self.is_up or not self._ungranted:
+            return
+        if self._link.push(codec.encode(Credit(self._ungranted))):
+            self._ungranted = 0
+        else:
+            self._grant_is_due = True
+            self._loop.call_later(_CREDIT_RETRY_S, self._send_credit)
+
+    def _went_up(self, epoch: Epoch) -> None:
+        # The server counts credit anew for every connection.
+        self._ungranted = 0
+        self._call(lambda: self._on_up(epoch) if self._on_up is not None else None)
+
+    def _went_down(self, reason: str) -> None:
+        self.counters.gone += 1
+        self._fail_pending(reason)
+        self._call(lambda: self._on_gone() if self._on_gone is not None else None)
+
+    def _call(self, callback: Callable[[], None]) -> None:
+        try:
+            callback()
+        except Exception:  # noqa: BLE001 - a failing listener must not stop the link
+            self.counters.failures += 1
+            _log.exception("A callback failed.")
+
+    def _fail_pending(self, reason: str) -> None:
+        for answers in self._pending.values():
+            answers.fail(PeerGone(reason))

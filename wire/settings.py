@@ -15,49 +15,55 @@ class WireSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     heartbeat_s: float = Field(
-        0.5, gt=0, description="Seconds between heartbeats in each direction."
+        default=0.5, gt=0, description="Seconds between heartbeats in each direction."
     )
     gone_after_s: float = Field(
-        2.5,
+        default=2.5,
         gt=0,
         description="A process or host that shows no sign of life for so long is gone. "
         "A process that ends is noticed at once.",
     )
     silent_after_s: float = Field(
-        10.0,
+        default=10.0,
         gt=0,
         description="A process that lives but whose event loop answers nothing for so long is "
         "gone.",
     )
     connect_timeout_s: float = Field(
-        5.0, gt=0, description="Longest wait for the first answer of a server."
+        default=5.0, gt=0, description="Longest wait for the first answer of a server."
     )
     send_timeout_s: float = Field(
-        30.0, gt=0, description="Longest wait for credit or for room in a connection's queue."
+        default=30.0,
+        gt=0,
+        description="Longest wait for credit or for room in a connection's queue.",
     )
     credit_messages: int = Field(
-        32,
+        default=32,
         ge=1,
         description="Step and page messages that a sender may be ahead of its receiver.",
     )
     credit_bytes: int = Field(
-        64 << 20,
+        default=64 << 20,
         ge=1,
         description="Bytes that a sender may be ahead of its receiver. One message may exceed "
         "it, when nothing else is under way.",
     )
     inflight_requests: int = Field(
-        512, ge=1, description="Requests that one client has under way; more wait their turn."
+        default=512,
+        ge=1,
+        description="Requests that one client has under way; more wait their turn.",
     )
     inflight_bytes: int = Field(
-        256 << 20, ge=1, description="Payload bytes of requests that one client has under way."
+        default=256 << 20,
+        ge=1,
+        description="Payload bytes of requests that one client has under way.",
     )
     max_handlers: int = Field(
-        2048, ge=1, description="Messages that a server handles at once; more are refused."
+        default=2048, ge=1, description="Messages that a server handles at once; more are refused."
     )
     max_handling_bytes: int = Field(
-        1 << 30, ge=1, description="Payload bytes that a server handles at once."
+        default=1 << 30, ge=1, description="Payload bytes that a server handles at once."
     )
-    max_header_bytes: int = Field(8 << 20, ge=1024, description="Largest header.")
-    max_frame_bytes: int = Field(256 << 20, ge=1024, description="Largest payload frame.")
-    max_frames: int = Field(4096, ge=1, description="Most payload frames of one message.")
+    max_header_bytes: int = Field(default=8 << 20, ge=1024, description="Largest header.")
+    max_frame_bytes: int = Field(default=256 << 20, ge=1024, description="Largest payload frame.")
+    max_frames: int = Field(default=4096, ge=1, description="Most payload frames of one message.")

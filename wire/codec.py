@@ -1,0 +1,84 @@
+"""Messages to bytes and back.
+
+Covers the header's encoding, the limits on sizes, and which message has how many frames. Whatever
+comes in is either a `Message` with frames that fit it, or a `BadMessage`. Does not cover what the
+fields mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from pie.wire.errors import BadMessage
+from pie.wire.messages import Generate, Message, PageData, PutPages
+from pie.wire.settings import WireSettings
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(Message)
+
+
+class _AnyRequest(msgspec.Struct):
+    """What can be known of a message that is not one of ours."""
+
+    request_id: str = ""
+
+
+_ID_DECODER = msgspec.msgpack.Decoder(_AnyRequest)
+
+# A decoder raises these and no others on bytes from strangers; a RecursionError is deep nesting.
+_DECODE_ERRORS = (msgspec.MsgspecError, ValueError, RecursionError, OverflowError, MemoryError)
+
+encode = _ENCODER.encode
+"""Return a message's header."""
+
+
+def decode(
+    header: memoryview | bytes, frames: Sequence[memoryview], limits: WireSettings
+) -> Message:
+    """Return the message of a header.
+
+    Raises:
+        BadMessage: The header is no message or does not fit the frames, or it is too much.
+    """
+    if len(header) > limits.max_header_bytes:
+        raise BadMessage(f"A header of {len(header)} bytes is too large.")
+    if len(frames) > limits.max_frames:
+        raise BadMessage(f"{len(frames)} frames are too many.", _request_id(header))
+    try:
+        message: Message = _DECODER.decode(header)
+    except _DECODE_ERRORS as error:
+        raise BadMessage(f"Not a message: {error}.", _request_id(header)) from None
+    _check_frames(message, frames)
+    return message
+
+
+def request_id_of(message: Message) -> str:
+    """Return a message's request id; empty where its kind has none."""
+    return getattr(message, "request_id", "")
+
+
+def _request_id(header: memoryview | bytes) -> str:
+    try:
+        return _ID_DECODER.decode(header).request_id
+    except _DECODE_ERRORS:
+        return ""
+
+
+def _check_frames(message: Message, frames: Sequence[memoryview]) -> None:
+    if isinstance(message, Generate):
+        expected = 1
+        if len(frames) == 1 and len(frames[0]) % 4:
+            raise BadMessage("Token ids are not a whole number of u32.", message.request_id)
+    elif isinstance(message, PageData):
+        expected = 0 if message.header is None else 1
+    elif isinstance(message, PutPages):
+        expected = len(message.headers)
+    else:
+        expected = 0
+    if len(frames) != expected:
+        raise BadMessage(
+            f"{type(message).__name__} came with {len(frames)} frames instead of {expected}.",
+            request_id_of(message),
+        )

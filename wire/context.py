@@ -1,0 +1,49 @@
+"""The zmq context of this process.
+
+Covers one context, and so one I/O thread, for all sockets that are open, and none when none is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import zmq
+
+# A client takes three sockets: its own and the two ends of its monitor.
+_MAX_SOCKETS = 8192
+
+_lock = threading.Lock()
+_context: zmq.Context[zmq.Socket[bytes]] | None = None
+_users = 0
+
+
+def acquire() -> zmq.Context[zmq.Socket[bytes]]:
+    """Return the context; `release` it when the socket is closed."""
+    global _context, _users  # noqa: PLW0603 - one per process is the point
+    with _lock:
+        if _context is None:
+            _context = zmq.Context()
+            _context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
+        _users += 1
+        return _context
+
+
+async def release() -> None:
+    """Give the context back; the last one ends it and its threads."""
+    global _context, _users  # noqa: PLW0603
+    with _lock:
+        _users -= 1
+        if _users or _context is None:
+            return
+        ending, _context = _context, None
+    loop = asyncio.get_running_loop()
+    done = loop.create_future()
+
+    def end() -> None:
+        # Waits until closed sockets have sent what they had, for as long as their linger says.
+        ending.term()
+        loop.call_soon_threadsafe(lambda: done.done() or done.set_result(None))
+
+    threading.Thread(target=end, name="pie-wire-end", daemon=True).start()
+    await done

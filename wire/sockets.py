@@ -1,0 +1,77 @@
+"""Options of the sockets, and what their monitors tell.
+
+Covers why each queue limit is what it is, and heartbeats of hosts and processes.
+
+Nothing is dropped for being too much: a ROUTER with `ROUTER_MANDATORY` and a DEALER with
+`IMMEDIATE` say that they have no room, and the sender waits. Credits and windows keep queues far
+below these limits; the limits are there for a peer that does not keep to them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+import zmq
+
+from pie.wire.port import Port
+from pie.wire.settings import WireSettings
+
+# Messages to one peer that wait in zmq. Credit allows 32 large ones; answers are small.
+_SEND_QUEUE = 1024
+# Messages from one peer that wait in zmq. The loop empties it at once; when it cannot, the
+# transport pushes back.
+_RECEIVE_QUEUE = 128
+
+_MONITORED = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED | zmq.Event.MONITOR_STOPPED
+_EVENT = struct.Struct("=hi")
+
+HANDSHAKE_SUCCEEDED = int(zmq.Event.HANDSHAKE_SUCCEEDED)
+DISCONNECTED = int(zmq.Event.DISCONNECTED)
+
+
+def make_router(
+    context: zmq.Context[zmq.Socket[bytes]], settings: WireSettings
+) -> zmq.Socket[bytes]:
+    """Return a socket for a server."""
+    socket = context.socket(zmq.ROUTER)
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    _set_common(socket, settings)
+    return socket
+
+
+def make_dealer(
+    context: zmq.Context[zmq.Socket[bytes]], settings: WireSettings
+) -> zmq.Socket[bytes]:
+    """Return a socket for a client."""
+    socket = context.socket(zmq.DEALER)
+    # Without it, messages for a server that ended wait for whoever starts there next.
+    socket.setsockopt(zmq.IMMEDIATE, 1)
+    socket.setsockopt(zmq.RECONNECT_IVL, 100)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+    _set_common(socket, settings)
+    return socket
+
+
+def watch(socket: zmq.Socket[bytes], on_event: Callable[[int], None]) -> Port:
+    """Call `on_event` with each change of the socket's connections."""
+
+    def on_parts(parts: list[zmq.Frame]) -> None:
+        event, _ = _EVENT.unpack(parts[0].bytes)
+        on_event(event)
+
+    return Port(socket.get_monitor_socket(_MONITORED), on_parts)
+
+
+def _set_common(socket: zmq.Socket[bytes], settings: WireSettings) -> None:
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.SNDHWM, _SEND_QUEUE)
+    socket.setsockopt(zmq.RCVHWM, _RECEIVE_QUEUE)
+    # A larger frame ends the connection before it is taken into memory.
+    socket.setsockopt(zmq.MAXMSGSIZE, max(settings.max_frame_bytes, settings.max_header_bytes))
+    # zmq's own heartbeats run on its I/O thread: a busy event loop does not look like a dead host.
+    gone_ms = round(settings.gone_after_s * 1000)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, round(settings.heartbeat_s * 1000))
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, gone_ms)
+    socket.setsockopt(zmq.HEARTBEAT_TTL, gone_ms)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, gone_ms)
