@@ -38,12 +38,13 @@ async def release() -> None:
             return
         ending, _context = _context, None
     loop = asyncio.get_running_loop()
-    done = loop.create_future()
+    done = asyncio.Event()
 
     def end() -> None:
         # Waits until closed sockets have sent what they had, for as long as their linger says.
         ending.term()
-        loop.call_soon_threadsafe(lambda: done.done() or done.set_result(None))
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(done.set)
 
     threading.Thread(target=end, name="pie-wire-end", daemon=True).start()
-    await done
+    await done.wait()

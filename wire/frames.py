@@ -54,7 +54,7 @@ class Loan:
         """Return a buffer over the same memory that reports when nobody refers to it."""
         if self._release is None or memoryview(frame).nbytes < COPY_BELOW_BYTES:
             return frame
-        lent = np.frombuffer(frame, dtype=np.uint8).view(_LentFrame)
+        lent = np.frombuffer(memoryview(frame), dtype=np.uint8).view(_LentFrame)
         lent.loan = self
         with self._lock:
             self._holds += 1
@@ -81,7 +81,7 @@ class Loan:
             self._release()
 
 
-class _LentFrame(np.ndarray):
+class _LentFrame(np.ndarray[tuple[int], np.dtype[np.uint8]]):
     """A view of a frame whose end the loan hears of. numpy, as a class of ours has no buffer."""
 
     loan: Loan | None = None

@@ -44,7 +44,7 @@ class Port:
         socket.copy_threshold = COPY_BELOW_BYTES
         self._on_parts = on_parts
         self._loop = asyncio.get_running_loop()
-        self._fd = socket.getsockopt(zmq.FD)
+        self._fd = int(socket.getsockopt(zmq.FD))
         self._drain_is_due = False
         self._closed = False
         self._loans: set[Loan] = set()
