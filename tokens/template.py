@@ -1,0 +1,208 @@
+"""Conversations to text, by a model's own chat template.
+
+Covers finding the template, what it is given, and errors that say what is wrong. Does not cover
+the environment that it runs in (`pie.tokens.sandbox`) or tokens.
+
+It gives what transformers' `apply_chat_template(tokenize=False)` gives for the same folder, which
+the tests hold it to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import NoReturn
+
+import jinja2
+import jinja2.meta
+
+from pie.tokens.errors import TemplateError, TokensError
+from pie.tokens.files import DEFAULT_TEMPLATE, TOOL_TEMPLATE, TokenFiles
+from pie.tokens.sandbox import ChatEnvironment, Clock, TemplateLimits, check_size, limited
+
+Message = Mapping[str, object]
+
+_REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
+"""Names that a message's reasoning goes by; templates read the first, some the second."""
+
+_SCALARS = (str, int, float, bool)
+
+
+class ChatTemplate:
+    """A model's chat templates. Safe to use from several threads.
+
+    Use `ChatTemplate.load`.
+
+    Attributes:
+        names: Its templates; most models have `default` alone, some `tool_use` beside it.
+        variables: What its templates read, such as `tools` or `enable_thinking`.
+    """
+
+    def __init__(
+        self,
+        templates: Mapping[str, str],
+        special_tokens: Mapping[str, str],
+        *,
+        limits: TemplateLimits | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Compile templates.
+
+        Args:
+            templates: Sources by name.
+            special_tokens: Text of special tokens by name, such as `bos_token`.
+            limits: What one rendering may take.
+            clock: Tells the local time.
+
+        Raises:
+            TemplateError: One of them does not compile.
+        """
+        self._special_tokens = dict(special_tokens)
+        self._limits = limits if limits is not None else TemplateLimits()
+        environment = ChatEnvironment(clock if clock is not None else _local_time)
+        self._compiled: dict[str, jinja2.Template] = {}
+        variables: set[str] = set()
+        for name, source in templates.items():
+            try:
+                variables |= jinja2.meta.find_undeclared_variables(environment.parse(source))
+                self._compiled[name] = environment.compile_chat(source)
+            except jinja2.TemplateSyntaxError as error:
+                raise TemplateError(
+                    f"The chat template {name!r} has a mistake in line {error.lineno}: "
+                    f"{str(error.message).rstrip('.')}."
+                ) from error
+        self.names = tuple(self._compiled)
+        self.variables = frozenset(variables)
+
+    @classmethod
+    def load(
+        cls, folder: Path, *, limits: TemplateLimits | None = None, clock: Clock | None = None
+    ) -> ChatTemplate | None:
+        """Load the templates of a model's folder; `None` where it has none.
+
+        They are `chat_template.jinja` and `additional_chat_templates/*.jinja`, or else
+        `chat_template` in `tokenizer_config.json`: one, or several with names.
+
+        Raises:
+            TokenizerError: The folder or one of its files is missing or broken.
+            TemplateError: A template does not compile.
+        """
+        files = TokenFiles(Path(folder))
+        if not files.templates:
+            return None
+        return cls(files.templates, files.named_tokens, limits=limits, clock=clock)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Message] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: object,
+    ) -> str:
+        """Return the text of a conversation, special tokens spelt out.
+
+        Args:
+            messages: The conversation, in OpenAI's shape. Fields that are `None` are left out.
+            tools: JSON schemas of the tools that the model may call; chooses the template
+                `tool_use` where there is one.
+            add_generation_prompt: End with the beginning of the assistant's answer.
+            variables: What else the template may read.
+
+        Raises:
+            TemplateRefusedError: The template does not take this conversation, in its own words.
+            TemplateLimitError: It ran or grew past the limits.
+            TemplateError: It failed otherwise; the message names the line and the reason.
+        """
+        if not messages:
+            raise TemplateError("A conversation needs at least one message.")
+        given: dict[str, object] = {
+            **self._special_tokens,
+            **{name: _plain(value) for name, value in variables.items()},
+            "messages": [_message(message) for message in messages],
+            "tools": _plain(tools),
+            "documents": _plain(variables.get("documents")),
+            "add_generation_prompt": add_generation_prompt,
+        }
+        template = self._choose(with_tools=tools is not None)
+        pieces: list[str] = []
+        chars = 0
+        try:
+            with limited(self._limits):
+                for piece in template.generate(given):
+                    chars += len(piece)
+                    check_size(chars)
+                    pieces.append(piece)
+        except TokensError:
+            raise
+        # A template is a program: it can raise whatever Python can.
+        except Exception as error:  # noqa: BLE001
+            _fail(error)
+        return "".join(pieces)
+
+    def _choose(self, *, with_tools: bool) -> jinja2.Template:
+        """Return the template to use."""
+        if len(self._compiled) == 1:
+            return next(iter(self._compiled.values()))
+        for name in (TOOL_TEMPLATE, DEFAULT_TEMPLATE) if with_tools else (DEFAULT_TEMPLATE,):
+            if name in self._compiled:
+                return self._compiled[name]
+        raise TemplateError(
+            f"The model has the chat templates {', '.join(sorted(self.names))}, and none of them "
+            f"is called {DEFAULT_TEMPLATE!r}."
+        )
+
+
+def _message(message: Message) -> dict[str, object]:
+    """Return a message of plain values, without empty fields, its reasoning by every name."""
+    plain = {str(name): _plain(value) for name, value in message.items() if value is not None}
+    for name in _REASONING_NAMES:
+        if name in plain:
+            reasoning = plain[name]
+            return {"thinking": reasoning, **plain, "reasoning_content": reasoning}
+    return plain
+
+
+def _plain(value: object) -> object:
+    """Return `value` as plain JSON types, so that a template can call nothing of ours."""
+    if value is None or type(value) in _SCALARS:
+        return value
+    for scalar in _SCALARS:
+        # Of a subclass, such as an enumeration, only the value.
+        if isinstance(value, scalar):
+            return scalar.__new__(scalar, value)
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
+        return [_plain(item) for item in value]
+    return f"<{type(value).__name__}>"
+
+
+def _fail(error: Exception) -> NoReturn:
+    """Raise a template's failure as one sentence."""
+    if isinstance(error, jinja2.TemplateError):
+        reason = error.message or type(error).__name__
+    elif isinstance(error, RecursionError):
+        reason = "a macro calls itself without end"
+    else:
+        reason = f"{type(error).__name__}: {error}"
+    line = _line(error.__traceback__)
+    where = f" in line {line}" if line is not None else ""
+    raise TemplateError(f"The chat template failed{where}: {reason.rstrip('.')}.") from error
+
+
+def _line(traceback: TracebackType | None) -> int | None:
+    """Return the template's line in which an error arose."""
+    line = None
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_filename in ("<template>", "<unknown>"):
+            line = traceback.tb_lineno
+        traceback = traceback.tb_next
+    return line
+
+
+def _local_time() -> datetime:
+    # Templates write the date where the server is, as transformers has it.
+    return datetime.now()  # noqa: DTZ005
