@@ -1,0 +1,188 @@
+"""A model, loaded.
+
+Covers loading weights through transformers' own classes, and all that the rest of a worker and the
+index need to know of a model. Does not cover where it comes from (`pie.worker.sources`) or running
+it (`pie.worker.runner`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+from transformers.utils import logging as transformers_logging
+
+from pie.page.key import RootKey, model_root
+from pie.page.layout import PageLayout
+from pie.worker.arena import TORCH_DTYPES
+from pie.worker.attention import hook
+from pie.worker.attention.protocol import AttentionSpec
+from pie.worker.errors import ModelNotFound, UnsupportedModel
+from pie.worker.fingerprint import model_fingerprint
+from pie.worker.memory import check_memory
+from pie.worker.probe import probe
+from pie.worker.purity import check_config, context_limit
+from pie.worker.settings import ModelSettings
+from pie.worker.sources import ModelFolder, Progress, quiet, resolve, weight_files
+
+log = logging.getLogger("pie.worker.model")
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model that is ready to run, and what it is."""
+
+    name: str
+    folder: Path
+    """Holds the tokenizer and the chat template too."""
+    module: PreTrainedModel
+    layout: PageLayout
+    specs: Sequence[AttentionSpec]
+    """Each layer's attention."""
+    fingerprint: bytes
+    context_tokens: int
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+    dtype: torch.dtype
+    device: torch.device
+    attention: str = "auto"
+    """Name of the attention backend that was asked for."""
+
+    @property
+    def model_root(self) -> RootKey:
+        """What a place that runs this model publishes."""
+        return model_root(
+            fingerprint=self.fingerprint,
+            dtype=self.layout.dtype,
+            page_tokens=self.layout.page_tokens,
+            layout_id=self.layout.layout_id,
+        )
+
+
+def load_model(settings: ModelSettings, *, progress: Progress = quiet) -> Model:
+    """Find, check and load the model that the settings name.
+
+    Raises:
+        ModelError: It is not there, does not fit, or Pie cannot serve it.
+    """
+    cache_folder = settings.cache_folder.expanduser()
+    found = resolve(
+        settings.source,
+        cache_folder=cache_folder,
+        revision=settings.revision,
+        progress=progress,
+    )
+    device = torch.device(settings.device)
+    dtype = TORCH_DTYPES[settings.dtype]
+    config = _read_config(found.path)
+    check_config(config)
+    limit = context_limit(config)
+    check_memory(
+        name=found.name,
+        weights=weight_files(found.path),
+        dtype=dtype,
+        kv_bytes=settings.device_kv_budget,
+        device=device,
+    )
+    progress(f"Loading {found.name}")
+    module = _load(found, dtype, device)
+    return describe(
+        module,
+        found=found,
+        fingerprint=model_fingerprint(found, cache_folder),
+        page_tokens=settings.page_tokens,
+        context_tokens=min(limit, settings.context_tokens or limit),
+        name=settings.name,
+        attention=settings.attention,
+    )
+
+
+def describe(
+    module: PreTrainedModel,
+    *,
+    found: ModelFolder,
+    fingerprint: bytes,
+    page_tokens: int,
+    context_tokens: int | None = None,
+    name: str | None = None,
+    attention: str = "auto",
+) -> Model:
+    """Make a `Model` of a transformers model that is in memory already.
+
+    Sets its attention to Pie's and looks at its layers.
+
+    Raises:
+        UnsupportedModel: Pie would compute it wrongly.
+    """
+    config: PretrainedConfig = module.config
+    check_config(config)
+    text = config.get_text_config()
+    limit = context_limit(config)
+    hook.register()
+    module.set_attn_implementation(hook.NAME)
+    module.eval()
+    dtype = module.dtype
+    probed = probe(module, layers=text.num_hidden_layers, context_tokens=limit)
+    return Model(
+        name=name or found.name,
+        folder=found.path,
+        module=module,
+        layout=probed.layout(page_tokens, str(dtype).removeprefix("torch.")),
+        specs=probed.specs,
+        fingerprint=fingerprint,
+        context_tokens=min(context_tokens or limit, limit),
+        vocab_size=text.vocab_size,
+        eos_token_ids=_eos_token_ids(found.path, config),
+        dtype=dtype,
+        device=module.device,
+        attention=attention,
+    )
+
+
+def _read_config(folder: Path) -> PretrainedConfig:
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise UnsupportedModel(
+            f"transformers does not know the model in {folder}: {error}"
+        ) from error
+    return config
+
+
+def _load(found: ModelFolder, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    transformers_logging.disable_progress_bar()
+    hook.register()
+    try:
+        module: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            found.path, dtype=dtype, attn_implementation=hook.NAME, local_files_only=True
+        )
+    except (OSError, KeyError, RuntimeError) as error:
+        raise ModelNotFound(f"cannot load the weights in {found.path}: {error}") from error
+    except (ValueError, NotImplementedError, ImportError) as error:
+        raise UnsupportedModel(
+            f"transformers cannot run the model in {found.path}: {error}"
+        ) from error
+    return module.to(device)
+
+
+def _eos_token_ids(folder: Path, config: PretrainedConfig) -> frozenset[int]:
+    """Return the tokens that end an answer: the generation configuration's, else the model's."""
+    try:
+        ends = GenerationConfig.from_pretrained(folder, local_files_only=True).eos_token_id
+    except OSError:
+        ends = None
+    if ends is None:
+        ends = getattr(config.get_text_config(), "eos_token_id", None)
+    if isinstance(ends, int):
+        return frozenset({ends})
+    return frozenset(ends) if isinstance(ends, Iterable) else frozenset()

@@ -1,0 +1,101 @@
+"""Runs batches through the model.
+
+Covers checking a batch and one forward pass over it. Does not cover what a batch holds
+(`pie.worker.batch`), who makes it (`pie.worker.engine`) or attention (`pie.worker.step`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+
+import torch
+
+from pie.worker.arena import Arena
+from pie.worker.attention.hook import answering
+from pie.worker.attention.protocol import AttentionBackend
+from pie.worker.attention.select import choose
+from pie.worker.attention.torch_backend import TorchBackend
+from pie.worker.batch import Batch, Pass, StepOutput
+from pie.worker.errors import BatchError
+from pie.worker.hf_cache import PageCache
+from pie.worker.model import Model
+from pie.worker.step import Step
+
+
+class Runner:
+    """Computes steps of one model over one arena. One thread at a time."""
+
+    def __init__(self, model: Model, arena: Arena, backend: AttentionBackend | None = None) -> None:
+        """Choose the attention.
+
+        Args:
+            model: Loaded.
+            arena: Made for the model's layout, on its device.
+            backend: None takes what `model.attention` says.
+        """
+        self.model = model
+        self.arena = arena
+        self.backends = (
+            [backend, TorchBackend()]
+            if backend is not None
+            else choose(model.attention, model.specs, model.dtype, model.device)
+        )
+        self._windows = [spec.window is not None for spec in model.specs]
+        self._keeps = "logits_to_keep" in inspect.signature(model.module.forward).parameters
+
+    def run(self, batch: Batch) -> StepOutput:
+        """Compute a batch: write its keys and values to the arena, return logits and scores.
+
+        Raises:
+            BatchError: The batch breaks its contract; nothing was written.
+        """
+        check(batch.passes, self.arena, self.model.context_tokens)
+        with torch.inference_mode():
+            step = Step(batch, self.arena, self.model.specs, self.backends)
+            cache = PageCache(len(self.model.specs), step.store, windows=self._windows)
+            kept = {"logits_to_keep": step.wanted} if self._keeps else {}
+            with answering(step):
+                output = self.model.module(
+                    input_ids=step.input_ids,
+                    position_ids=step.position_ids,
+                    cache=cache,
+                    use_cache=True,
+                    **kept,
+                )
+            logits = output.logits[0]
+            if not self._keeps:
+                logits = logits[step.wanted]
+            return StepOutput(logits=logits.float(), rows=step.rows, scores=step.scores)
+
+
+def check(passes: Sequence[Pass], arena: Arena, context_tokens: int) -> None:
+    """Refuse a batch that would read or write what it must not.
+
+    Raises:
+        BatchError: Says which pass and what.
+    """
+    if not passes:
+        raise BatchError("a batch has at least one pass")
+    page_tokens = arena.layout.page_tokens
+    written: dict[int, int] = {}
+    for one in passes:
+        name = f"pass of sequence {one.sequence_id}"
+        pages = -(-one.end // page_tokens)
+        if not len(one.token_ids) or one.start < 0:
+            raise BatchError(f"{name} has no tokens or starts before 0")
+        if one.end > context_tokens:
+            raise BatchError(f"{name} ends at {one.end}, past the context of {context_tokens}")
+        if len(one.page_ids) < pages:
+            raise BatchError(f"{name} needs {pages} pages and has {len(one.page_ids)}")
+        used = one.page_ids[:pages]
+        if min(used) < 0 or max(used) >= arena.num_pages:
+            raise BatchError(f"{name} names a page outside of the arena")
+        if one.positions is not None and len(one.positions) != len(one.token_ids):
+            raise BatchError(f"{name} has another number of positions than tokens")
+        if one.mask is not None and one.mask.shape != (len(one.token_ids), one.end):
+            raise BatchError(f"{name} has a mask of shape {tuple(one.mask.shape)}")
+        if one.write:
+            for page in used[one.start // page_tokens :]:
+                if written.setdefault(page, one.sequence_id) != one.sequence_id:
+                    raise BatchError(f"{name} writes page {page}, which another pass writes")

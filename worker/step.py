@@ -1,0 +1,153 @@
+"""One step's forward pass.
+
+Covers how a batch becomes the flat tensors that a model takes, and how the model's attention calls
+are answered: keys and values go to the arena, attention to the backends. Does not cover checking
+batches or calling the model (`pie.worker.runner`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from pie.worker.arena import Arena
+from pie.worker.attention.protocol import AttentionBackend, AttentionSpec, Plan, Span
+from pie.worker.batch import Batch, LogitRows, Pass
+
+
+class Step:
+    """Answers the attention calls of one forward pass over a batch."""
+
+    def __init__(
+        self,
+        batch: Batch,
+        arena: Arena,
+        specs: Sequence[AttentionSpec],
+        backends: Sequence[AttentionBackend],
+    ) -> None:
+        """Lay the batch out.
+
+        Args:
+            batch: Checked.
+            arena: Where keys and values are.
+            specs: Each layer's attention.
+            backends: In order of preference; the last takes everything.
+        """
+        self._arena = arena
+        self._specs = specs
+        device = arena.device
+        page_tokens = arena.layout.page_tokens
+        ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        skipped: list[int] = []
+        wanted: list[int] = []
+        self.rows: list[range] = []
+        self.scores: list[torch.Tensor | None] = []
+        spans: list[Span] = []
+        for one in batch.passes:
+            row, count = len(ids), len(one.token_ids)
+            ids.extend(one.token_ids)
+            positions.extend(one.positions or range(one.start, one.end))
+            if one.write:
+                slots.extend(_slots(one, page_tokens))
+            else:
+                slots.extend([0] * count)
+                skipped.extend(range(row, row + count))
+            before = len(wanted)
+            if one.logits is LogitRows.ALL:
+                wanted.extend(range(row, row + count))
+            elif one.logits is LogitRows.LAST:
+                wanted.append(row + count - 1)
+            self.rows.append(range(before, len(wanted)))
+            scores = (
+                torch.zeros((len(specs), specs[0].query_heads, one.end), device=device)
+                if one.scores_queries
+                else None
+            )
+            self.scores.append(scores)
+            spans.append(
+                Span(
+                    first_row=row,
+                    tokens=count,
+                    start=one.start,
+                    page_ids=one.page_ids,
+                    is_written=one.write,
+                    mask=one.mask,
+                    scores=scores,
+                    scores_queries=min(one.scores_queries, count),
+                )
+            )
+        self.input_ids = torch.tensor([ids], device=device)
+        self.position_ids = torch.tensor([positions], device=device)
+        self.wanted = torch.tensor(wanted, dtype=torch.long, device=device)
+        self._written: torch.Tensor | None = None
+        if skipped:
+            left = sorted(set(range(len(ids))) - set(skipped))
+            self._written = torch.tensor(left, dtype=torch.long, device=device)
+            slots = [slots[row] for row in left]
+        self._slots = torch.tensor(slots, dtype=torch.long, device=device)
+        self._plans = _plans(spans, backends, page_tokens, device)
+
+    def store(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Write a layer's keys and values `[1, kv_heads, tokens, dim]` to the arena."""
+        keys, values = key[0].transpose(0, 1), value[0].transpose(0, 1)
+        if self._written is not None:
+            keys, values = keys[self._written], values[self._written]
+        self._arena.keys[layer].flatten(0, 1).index_copy_(0, self._slots, keys)
+        self._arena.values[layer].flatten(0, 1).index_copy_(0, self._slots, values)
+
+    def attend(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,  # noqa: ARG002
+        *,
+        scaling: float | None,  # noqa: ARG002
+        window: int | None,  # noqa: ARG002
+        softcap: float | None,  # noqa: ARG002
+    ) -> torch.Tensor:
+        """See `Answerer.attend`; what the layer states was recorded when the model was loaded."""
+        layer = module.layer_idx
+        assert isinstance(layer, int)
+        spec = self._specs[layer]
+        out = query.new_empty((query.shape[2], spec.query_heads, spec.value_dim))
+        q, k, v = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
+        keys, values = self._arena.keys[layer], self._arena.values[layer]
+        for plan in self._plans:
+            plan.attend(layer, spec, q, k, v, keys, values, out)
+        return out.unsqueeze(0)
+
+    def mask(self, mask_function: object) -> None:  # noqa: ARG002
+        """Build no mask: the backends know what each layer attends to."""
+        return
+
+
+def _slots(one: Pass, page_tokens: int) -> list[int]:
+    """Return the arena's slot of each token of a pass."""
+    pages = one.page_ids
+    return [
+        pages[slot // page_tokens] * page_tokens + slot % page_tokens
+        for slot in range(one.start, one.end)
+    ]
+
+
+def _plans(
+    spans: Sequence[Span],
+    backends: Sequence[AttentionBackend],
+    page_tokens: int,
+    device: torch.device,
+) -> list[Plan]:
+    """Give each span to the first backend that takes it."""
+    plans: list[Plan] = []
+    left = list(spans)
+    for backend in backends:
+        taken = [span for span in left if backend.capabilities.takes(span)]
+        left = [span for span in left if not backend.capabilities.takes(span)]
+        if taken:
+            plans.append(backend.plan(taken, page_tokens, device))
+    assert not left, "the last backend takes everything"
+    return plans
