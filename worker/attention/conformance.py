@@ -1,0 +1,241 @@
+"""The suite that every attention backend passes.
+
+Covers the cases and the comparison with `pie.worker.attention.reference`; a backend's tests are
+`for case in CASES: run(backend, case)`. Does not cover a model around the attention, whose tests
+compare with transformers.
+
+Pages are scattered over an arena whose other slots hold large numbers, so that a backend that reads
+beside its sequence shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from pie.worker.attention import reference
+from pie.worker.attention.protocol import AttentionBackend, AttentionSpec, Span
+
+_GARBAGE = 60.0
+
+_TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 2e-3}
+"""Largest error of an output, over the largest value. A weight is rounded to the dtype before it
+meets its value."""
+
+_SCORE_TOLERANCE = 2e-5
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A span to make: where it starts, how many tokens, and what is special about it."""
+
+    start: int
+    tokens: int
+    mask: str = ""
+    """`""`, `random`, or `holes`: random with tokens that may attend to nothing."""
+    scores_queries: int = 0
+    is_written: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One step of one layer."""
+
+    name: str
+    spec: AttentionSpec
+    parts: tuple[Part, ...]
+    dtype: torch.dtype = torch.float32
+    page_tokens: int = 16
+
+    def __str__(self) -> str:
+        """Return a name that a test report can show."""
+        return f"{self.name}-{str(self.dtype).removeprefix('torch.')}"
+
+
+class Unsupported(Exception):  # noqa: N818
+    """The backend declares that it does not do this."""
+
+
+def _spec(
+    query_heads: int = 6,
+    kv_heads: int = 2,
+    dim: int = 64,
+    *,
+    value_dim: int | None = None,
+    scaling: float = 0.125,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> AttentionSpec:
+    return AttentionSpec(query_heads, kv_heads, dim, value_dim or dim, scaling, window, softcap)
+
+
+_DECODE = (Part(0, 1), Part(15, 1), Part(16, 1), Part(40, 1), Part(203, 1))
+_PREFILL = (Part(0, 37),)
+_LONG = (Part(0, 300), Part(129, 190))
+_CHUNK = (Part(21, 30), Part(64, 17))
+_MIXED = (Part(0, 37), Part(33, 1), Part(21, 30), Part(200, 1), Part(7, 1), Part(16, 2), Part(0, 1))
+_FROZEN = (Part(31, 1, is_written=False), Part(0, 4, is_written=False), Part(9, 1))
+
+_FLOAT32 = (
+    Case("decode", _spec(), _DECODE),
+    Case("prefill", _spec(), _PREFILL),
+    Case("long_prefill", _spec(), _LONG),
+    Case("prefill_after_a_prefix", _spec(), _CHUNK),
+    Case("mixed", _spec(), _MIXED),
+    Case("one_kv_head_for_each_query_head", _spec(4, 4), _MIXED),
+    Case("one_kv_head_for_all", _spec(8, 1), _MIXED),
+    Case("nine_heads_over_three", _spec(9, 3), _MIXED),
+    Case("another_scaling", _spec(scaling=0.5), _MIXED),
+    Case("window", _spec(window=20), _MIXED),
+    Case("long_window", _spec(window=150), _LONG),
+    Case("window_of_one_page", _spec(window=16), _MIXED),
+    Case("window_of_one_slot", _spec(window=1), _MIXED),
+    Case("window_that_never_bites", _spec(window=4096), _MIXED),
+    Case("softcap", _spec(softcap=2.0), _MIXED),
+    Case("softcap_and_window", _spec(softcap=2.0, window=20), _MIXED),
+    Case("pages_of_4", _spec(), _MIXED, page_tokens=4),
+    Case("pages_of_1", _spec(), _MIXED, page_tokens=1),
+    Case("pages_of_5", _spec(window=9), _MIXED, page_tokens=5),
+    Case("pages_of_128", _spec(), _MIXED, page_tokens=128),
+    Case("small_heads", _spec(dim=16), _MIXED),
+    Case("odd_heads", _spec(dim=20), _MIXED),
+    Case("heads_of_80", _spec(dim=80), _MIXED),
+    Case("large_heads", _spec(2, 1, 256), _MIXED),
+    Case("unequal_dims", _spec(dim=48, value_dim=32), _MIXED),
+    Case("reads_frozen_pages", _spec(), _FROZEN),
+    Case("mask", _spec(), (Part(0, 20, "random"), Part(40, 1, "random"), Part(21, 9, "random"))),
+    Case("mask_that_leaves_nothing", _spec(), (Part(0, 20, "holes"), Part(33, 1, "holes"))),
+    Case("mask_and_window", _spec(window=12), (Part(30, 9, "holes"), Part(50, 1))),
+    Case(
+        "scores", _spec(), (Part(0, 20, "", 4), Part(40, 1, "", 1), Part(21, 9), Part(3, 5, "", 5))
+    ),
+    Case("scores_and_mask", _spec(window=12), (Part(30, 9, "random", 3), Part(50, 1, "holes", 1))),
+    Case("scores_and_softcap", _spec(softcap=2.0), (Part(30, 9, "", 3), Part(2, 1))),
+)
+
+CASES: tuple[Case, ...] = (
+    *_FLOAT32,
+    *(replace(case, dtype=torch.bfloat16) for case in _FLOAT32),
+    *(
+        replace(case, dtype=torch.float16)
+        for case in _FLOAT32
+        if case.name in {"decode", "mixed", "window"}
+    ),
+)
+"""Every case in float32 and bfloat16, some in float16."""
+
+
+def run(backend: AttentionBackend, case: Case, device: torch.device | str = "cpu") -> float:
+    """Run a case and return the largest error over the largest value.
+
+    Raises:
+        Unsupported: The backend declares that it cannot; not a failure.
+        AssertionError: The result is wrong.
+    """
+    device = torch.device(device)
+    step = _Step(case, device)
+    able = backend.capabilities
+    if (
+        device.type not in able.devices
+        or case.dtype not in able.dtypes
+        or not able.covers(case.spec)
+        or not all(able.takes(span) for span in step.spans)
+    ):
+        raise Unsupported(f"{backend.name} does not do {case}")
+    plan = backend.plan(step.spans, case.page_tokens, device)
+    out = torch.full(
+        (step.query.shape[0], case.spec.query_heads, case.spec.value_dim),
+        float("nan"),
+        dtype=case.dtype,
+        device=device,
+    )
+    before = (step.keys.clone(), step.values.clone())
+    with torch.inference_mode():
+        plan.attend(1, case.spec, step.query, step.key, step.value, step.keys, step.values, out)
+    want, want_scores = reference.attend(case.spec, step.spans, step.query, step.keys, step.values)
+    assert torch.equal(before[0], step.keys), f"{case}: the arena's keys were written"
+    assert torch.equal(before[1], step.values), f"{case}: the arena's values were written"
+    error = float((out.cpu().double() - want).abs().max() / want.abs().max())
+    assert error <= _TOLERANCE[case.dtype], f"{case}: outputs are off by {error:.2e}"
+    for span, scores in zip(step.spans, want_scores, strict=True):
+        if span.scores is not None:
+            off = float((span.scores[1].cpu().double() - scores).abs().max())
+            assert off <= _SCORE_TOLERANCE, f"{case}: scores are off by {off:.2e}"
+            assert not span.scores[0].any(), f"{case}: another layer's scores were written"
+    return error
+
+
+class _Step:
+    """The tensors of a case: an arena of garbage, and sequences on scattered pages of it."""
+
+    def __init__(self, case: Case, device: torch.device) -> None:
+        draw = torch.Generator().manual_seed(1)
+        spec, page_tokens = case.spec, case.page_tokens
+        pages = [-(-(p.start + p.tokens) // page_tokens) for p in case.parts]
+        total = sum(pages) + 3
+        scattered = torch.randperm(total, generator=draw).tolist()
+
+        def noise(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, generator=draw).to(case.dtype)
+
+        rows = sum(part.tokens for part in case.parts)
+        self.query = noise(rows, spec.query_heads, spec.key_dim)
+        self.key = noise(rows, spec.kv_heads, spec.key_dim)
+        self.value = noise(rows, spec.kv_heads, spec.value_dim)
+        self.keys = torch.full(
+            (total, page_tokens, spec.kv_heads, spec.key_dim), _GARBAGE, dtype=case.dtype
+        )
+        self.values = torch.full(
+            (total, page_tokens, spec.kv_heads, spec.value_dim), _GARBAGE, dtype=case.dtype
+        )
+        self.spans: list[Span] = []
+        row = 0
+        for part, count in zip(case.parts, pages, strict=True):
+            page_ids, scattered = scattered[:count], scattered[count:]
+            end = part.start + part.tokens
+            for slot in range(end):
+                page, offset = page_ids[slot // page_tokens], slot % page_tokens
+                if slot >= part.start and part.is_written:
+                    self.keys[page, offset] = self.key[row + slot - part.start]
+                    self.values[page, offset] = self.value[row + slot - part.start]
+                else:
+                    self.keys[page, offset] = noise(spec.kv_heads, spec.key_dim)
+                    self.values[page, offset] = noise(spec.kv_heads, spec.value_dim)
+            scores = (
+                torch.zeros((2, spec.query_heads, end), device=device)
+                if part.scores_queries
+                else None
+            )
+            self.spans.append(
+                Span(
+                    first_row=row,
+                    tokens=part.tokens,
+                    start=part.start,
+                    page_ids=page_ids,
+                    is_written=part.is_written,
+                    mask=_mask(part, end, draw),
+                    scores=scores,
+                    scores_queries=part.scores_queries,
+                )
+            )
+            row += part.tokens
+        for name in ("query", "key", "value", "keys", "values"):
+            setattr(self, name, getattr(self, name).to(device))
+
+
+def _mask(part: Part, end: int, draw: torch.Generator) -> torch.Tensor | None:
+    if not part.mask:
+        return None
+    mask = torch.rand((part.tokens, end), generator=draw) < 0.6
+    own = torch.arange(part.start, end)
+    mask[torch.arange(part.tokens), own] = True
+    if part.mask == "holes":
+        mask[:: max(1, part.tokens // 3)] = False
+    return mask
+
+
+def names(cases: Sequence[Case] = CASES) -> list[str]:
+    """Return the cases' names, for a test's `ids`."""
+    return [str(case) for case in cases]
