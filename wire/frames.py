@@ -58,7 +58,7 @@ class Loan:
         lent.loan = self
         with self._lock:
             self._holds += 1
-        return lent
+        return lent.data
 
     def close(self) -> None:
         """Say that nothing more will be lent."""
