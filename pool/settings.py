@@ -36,5 +36,5 @@ class PoolSettings(BaseModel):
         description="Payload bytes that one client may have on the way to or from the pool.",
     )
     check_threads: int = Field(
-        1, ge=1, le=64, description="Threads of a node that copy and verify payloads."
+        default=1, ge=1, le=64, description="Threads of a node that copy and verify payloads."
     )

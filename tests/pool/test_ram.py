@@ -1,0 +1,81 @@
+"""The RAM tier passes the suite of all tiers, and keeps to its cap in physical memory."""
+
+import random
+import resource
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from pie.pool.arena import ENTRY_BYTES, Arena
+from pie.pool.conformance import TierConformance, put, sample_page, tier_machine
+from pie.pool.errors import NoArenaError
+from pie.pool.ram import RamTier
+from pie.pool.tier import PageId, Tier, id_of
+
+
+class TestRamTier(TierConformance):
+    def make_tier(self, budget_bytes: int) -> Tier:
+        return RamTier(budget_bytes)
+
+    def damage(self, tier: Tier, page: PageId) -> None:
+        assert isinstance(tier, RamTier)
+        tier._payload(tier._entries[page])[7] ^= 1
+
+
+TestRamTierAgainstADict = tier_machine(RamTier).TestCase
+TestRamTierAgainstADict.settings = settings(max_examples=60, deadline=None, stateful_step_count=40)
+
+
+def test_memory_is_not_resident_before_it_is_used() -> None:
+    before = _resident_bytes()
+    tier = RamTier(4 << 30)
+    assert _resident_bytes() - before < 64 << 20
+    tier.close()
+
+
+def test_a_budget_that_the_machine_cannot_map_is_refused() -> None:
+    with pytest.raises(NoArenaError):
+        RamTier(1 << 60)
+
+
+def test_small_pages_after_large_ones_give_memory_back_for_their_bookkeeping() -> None:
+    tier = RamTier(2 << 20)
+    large = [sample_page(number, 256 << 10) for number in range(20)]
+    for header, payload in large:
+        put(tier, header, payload)
+    for header, _ in large:
+        tier.remove(id_of(header))
+    assert tier.used_bytes == 0
+    count = 0
+    while put(tier, *sample_page(1000 + count, 64)):
+        count += 1
+        assert tier.resident_bytes <= 2 << 20
+    tier.check()
+    assert count > 900, "bookkeeping of 2 KiB a page is what limits small pages"
+    assert tier.resident_bytes >= count * ENTRY_BYTES
+    tier.close()
+
+
+def test_gaps_stay_small_when_pages_of_several_sizes_come_and_go() -> None:
+    # Four sizes at once, random victims: harder than a node's few sizes under LRU.
+    chance = random.Random(1)
+    arena = Arena(256 << 20)
+    held: list[int] = []
+    worst = 1.0
+    for turn in range(6000):
+        size = chance.choice([90, 360, 520, 1024]) << 10
+        start = arena.allocate(size)
+        while start is None:
+            arena.free(held.pop(chance.randrange(len(held))))
+            start = arena.allocate(size)
+            if turn > 3000:
+                worst = min(worst, arena.used_bytes / arena.budget_bytes)
+        held.append(start)
+    arena.check()
+    assert worst > 0.75
+
+
+def _resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
