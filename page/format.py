@@ -2,16 +2,40 @@
 
 Covers the Arrow IPC file that the disk tier and the object tier share, and the header that goes
 beside a payload on the wire. Does not cover where files lie (`pie.pool`).
+
+A page file holds one record batch with one column of bytes, `payload`, and says all that is known
+of the page in its schema's metadata, so that any Arrow reader can look into it. The checksum in
+the header covers the raw payload; a second one, `header_checksum`, covers the header with the
+payload's checksum, so that neither can be changed or exchanged unnoticed.
 """
 
 from __future__ import annotations
 
-import msgspec
+import hmac
+import re
+from typing import Final
 
+import msgspec
+import pyarrow as pa
+import xxhash
+from blake3 import blake3
+from typing_extensions import Buffer
+
+from pie.page.codec import Codec, pack, unpack
+from pie.page.errors import BadPage, BadPageReason
 from pie.page.events import Part
-from pie.page.key import PageKey, RootKey
+from pie.page.key import KEY_BYTES, PageKey, RootKey
 
 FORMAT_VERSION = 1
+
+CHECKSUM_BYTES = 16
+SECRET_BYTES = 32
+
+_MAGIC = b"ARROW1"
+_PREFIX = "pie."
+_XXH3: Final = "xxh3-128"
+_BLAKE3: Final = "blake3-keyed"
+_FIELD = pa.field("payload", pa.uint8(), nullable=False)
 
 
 class PageHeader(msgspec.Struct, frozen=True, array_like=True):
@@ -31,5 +55,227 @@ class PageHeader(msgspec.Struct, frozen=True, array_like=True):
     """XXH3-128 of the raw payload, or a keyed BLAKE3 of it where a cluster secret is set."""
     shard: int = 0
     codec: str = "none"
+    """How the payload beside this header is packed; `none` for all that `decode_page` returns."""
     tenant_tag: str = ""
     version: int = FORMAT_VERSION
+
+
+def checksum(payload: Buffer, secret: bytes | None = None) -> bytes:
+    """Return the 16 bytes that a header's `checksum` holds.
+
+    XXH3-128 finds damage. Keyed BLAKE3, with the cluster's secret of 32 bytes, also tells pages
+    that were made elsewhere.
+    """
+    if secret is None:
+        return xxhash.xxh3_128_digest(payload)
+    return blake3(payload, key=secret).digest(CHECKSUM_BYTES)
+
+
+def check_payload(header: PageHeader, payload: memoryview, secret: bytes | None = None) -> None:
+    """Compare a raw payload with its header.
+
+    Raises:
+        BadPage: Its size or checksum is another.
+    """
+    if payload.nbytes != header.raw_bytes:
+        detail = f"{payload.nbytes} bytes instead of {header.raw_bytes}"
+        raise BadPage(BadPageReason.CHECKSUM, detail)
+    if not hmac.compare_digest(checksum(payload, secret), header.checksum):
+        raise BadPage(BadPageReason.CHECKSUM, "the payload is not the one that was written")
+
+
+def encode_page(
+    header: PageHeader,
+    payload: Buffer,
+    *,
+    codec: Codec = Codec.NONE,
+    secret: bytes | None = None,
+) -> memoryview:
+    """Return the page file of a raw payload.
+
+    Args:
+        header: What is known of the page; its `checksum` was made with the same `secret`.
+        payload: `header.raw_bytes` bytes.
+        codec: How the file packs the payload; one that packs nothing gives way to `none`.
+        secret: The cluster's secret, where it has one.
+
+    Raises:
+        ValueError: The payload is packed already, or is of another size.
+    """
+    raw_bytes = memoryview(payload).nbytes
+    if header.codec != Codec.NONE or raw_bytes != header.raw_bytes:
+        raise ValueError(f"{raw_bytes} bytes, codec {header.codec}, do not fit {header}")
+    packed = pack(payload, codec, header.dtype)
+    if memoryview(packed).nbytes >= raw_bytes:
+        packed, codec = payload, Codec.NONE
+    fields = _fields(header, codec)
+    fields["checksum_kind"] = _XXH3 if secret is None else _BLAKE3
+    fields["header_checksum"] = _header_checksum(fields, secret).hex()
+    schema = pa.schema([_FIELD], {_PREFIX + name: text for name, text in fields.items()})
+    buffer = pa.py_buffer(packed)
+    column = pa.Array.from_buffers(pa.uint8(), buffer.size, [None, buffer], null_count=0)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, schema) as writer:
+        writer.write_batch(pa.record_batch([column], schema=schema))
+    return memoryview(sink.getvalue()).cast("B")
+
+
+def decode_page(
+    file: Buffer,
+    *,
+    secret: bytes | None = None,
+    key: PageKey | None = None,
+    part: Part | None = None,
+) -> tuple[PageHeader, memoryview]:
+    """Return the header and the raw payload of a page file, both checked.
+
+    The payload is a view into `file`, such as a memory map, where the file's codec is `none`.
+
+    Args:
+        file: All bytes of the file.
+        secret: The cluster's secret, where it has one.
+        key: The page that is wanted, where that is known.
+        part: Its part.
+
+    Raises:
+        BadPage: It is not a page, not a whole one, or not the one that is wanted.
+    """
+    reader, header, codec = _open(file, secret)
+    if (key is not None and header.key != key) or (part is not None and header.part is not part):
+        detail = f"this is {header.key.hex()}, {header.part.name.lower()}"
+        raise BadPage(BadPageReason.WRONG_PAGE, detail)
+    payload = unpack(_payload(reader), codec, header.dtype, header.raw_bytes)
+    check_payload(header, payload, secret)
+    return header, payload
+
+
+def decode_header(file: Buffer, *, secret: bytes | None = None) -> PageHeader:
+    """Return the header of a page file, checked; its payload is not looked at.
+
+    Raises:
+        BadPage: It is not a page, or not a whole one.
+    """
+    return _open(file, secret)[1]
+
+
+def page_name(model_root: RootKey, key: PageKey, part: Part) -> str:
+    """Return a page file's path below a tier's folder or prefix."""
+    name = key.hex()
+    return f"{model_root.hex()}/{name[:2]}/{name}.{part.name.lower()}"
+
+
+def parse_page_name(path: str) -> tuple[RootKey, PageKey, Part] | None:
+    """Return what `page_name` was called with; None where it is not one of its names."""
+    match = _NAME.fullmatch(path)
+    if match is None:
+        return None
+    root, key = bytes.fromhex(match["root"]), bytes.fromhex(match["key"])
+    return RootKey(root), PageKey(key), Part[match["part"].upper()]
+
+
+_HEX_KEY = "[0-9a-f]{%d}" % (2 * KEY_BYTES)  # noqa: UP031 - braces of its own
+_NAME = re.compile(
+    rf"(?P<root>{_HEX_KEY})/(?P<kk>[0-9a-f]{{2}})/(?P<key>(?P=kk)[0-9a-f]{{{2 * KEY_BYTES - 2}}})"
+    rf"\.(?P<part>{'|'.join(part.name.lower() for part in Part)})"
+)
+
+
+def _fields(header: PageHeader, codec: Codec) -> dict[str, str]:
+    """Return a header as the metadata of a file."""
+    return {
+        "version": str(header.version),
+        "key": header.key.hex(),
+        "parent": header.parent.hex(),
+        "index": str(header.index),
+        "part": header.part.name.lower(),
+        "shard": str(header.shard),
+        "model_root": header.model_root.hex(),
+        "dtype": header.dtype,
+        "layout_id": header.layout_id,
+        "page_tokens": str(header.page_tokens),
+        "tenant_tag": header.tenant_tag,
+        "codec": codec.value,
+        "raw_bytes": str(header.raw_bytes),
+        "checksum": header.checksum.hex(),
+    }
+
+
+def _header(fields: dict[str, str]) -> PageHeader:
+    return PageHeader(
+        key=PageKey(bytes.fromhex(fields["key"])),
+        parent=bytes.fromhex(fields["parent"]),
+        index=int(fields["index"]),
+        part=Part[fields["part"].upper()],
+        model_root=RootKey(bytes.fromhex(fields["model_root"])),
+        dtype=fields["dtype"],
+        layout_id=fields["layout_id"],
+        page_tokens=int(fields["page_tokens"]),
+        raw_bytes=int(fields["raw_bytes"]),
+        checksum=bytes.fromhex(fields["checksum"]),
+        shard=int(fields["shard"]),
+        tenant_tag=fields["tenant_tag"],
+        version=int(fields["version"]),
+    )
+
+
+def _header_checksum(fields: dict[str, str], secret: bytes | None) -> bytes:
+    """Hash all fields, each with its length, so that no two headers hash alike."""
+    return checksum(msgspec.msgpack.encode(sorted(fields.items())), secret)
+
+
+def _open(file: Buffer, secret: bytes | None) -> tuple[pa.RecordBatchFileReader, PageHeader, Codec]:
+    """Open a file and check its header."""
+    _check_ends(memoryview(file))
+    try:
+        reader = pa.ipc.open_file(pa.BufferReader(pa.py_buffer(file)))
+        metadata = reader.schema.metadata or {}
+        fields = {
+            name.decode().removeprefix(_PREFIX): text.decode()
+            for name, text in metadata.items()
+            if name.decode().startswith(_PREFIX)
+        }
+    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+        raise BadPage(BadPageReason.NOT_A_PAGE, str(error)) from None
+    version = fields.get("version")
+    if version != str(FORMAT_VERSION):
+        raise BadPage(BadPageReason.VERSION, f"version {version}, not {FORMAT_VERSION}")
+    kind = fields.get("checksum_kind")
+    if kind != (_XXH3 if secret is None else _BLAKE3):
+        raise BadPage(BadPageReason.FOREIGN, f"its checksums are {kind}")
+    found = fields.pop("header_checksum", "")
+    if not hmac.compare_digest(found.encode(), _header_checksum(fields, secret).hex().encode()):
+        raise BadPage(BadPageReason.HEADER, "the header is not the one that was written")
+    try:
+        header = _header(fields)
+    except (KeyError, ValueError) as error:
+        raise BadPage(BadPageReason.HEADER, str(error)) from None
+    try:
+        codec = Codec(fields["codec"])
+    except (KeyError, ValueError) as error:
+        raise BadPage(BadPageReason.CODEC, str(error)) from None
+    return reader, header, codec
+
+
+def _check_ends(file: memoryview) -> None:
+    view = file.cast("B") if file.nbytes else file
+    if bytes(view[: len(_MAGIC)]) != _MAGIC[: view.nbytes]:
+        raise BadPage(BadPageReason.NOT_A_PAGE, "it does not begin like a page")
+    if view.nbytes < 2 * len(_MAGIC) or bytes(view[-len(_MAGIC) :]) != _MAGIC:
+        raise BadPage(BadPageReason.TRUNCATED, f"it breaks off after {view.nbytes} bytes")
+
+
+def _payload(reader: pa.RecordBatchFileReader) -> memoryview:
+    """Return the packed payload, which nothing has checked yet."""
+    try:
+        if reader.num_record_batches != 1 or reader.schema.names != [_FIELD.name]:
+            raise BadPage(BadPageReason.NOT_A_PAGE, "it does not hold one payload")
+        column = reader.get_batch(0).column(0)
+        column.validate()
+    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+        raise BadPage(BadPageReason.NOT_A_PAGE, str(error)) from None
+    if column.type != pa.uint8() or column.offset or column.null_count:
+        raise BadPage(BadPageReason.NOT_A_PAGE, f"its payload is {column.type}")
+    buffer = column.buffers()[1]
+    if buffer is None:
+        return memoryview(b"")
+    return memoryview(buffer).cast("B")[: len(column)]
