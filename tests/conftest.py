@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+pytest_plugins = ["tests.support.redis_server"]
+
 # Set before any test imports a library that reads it, and inherited by every process that a test starts.
 os.environ.update(
     HF_HUB_OFFLINE="1",
