@@ -1,0 +1,1 @@
+"""Ray: start, place, watch, drain, scale; the pie command; pie.toml."""

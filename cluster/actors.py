@@ -1,0 +1,153 @@
+"""Ray actors: thin shims around the services.
+
+Ray places, starts, watches and restarts these processes; tokens and pages travel on the wire.
+An actor starts its service as soon as it is made, so that one that Ray restarted comes back by
+itself; `state` says how far it is. Does not cover what a service does.
+"""
+
+from __future__ import annotations
+
+import logging
+import logging.handlers
+import os
+import time
+from pathlib import Path
+
+from pie.cluster.host import Host, Progress, Service, State
+from pie.index.settings import IndexSettings
+from pie.page.events import Epoch, PlaceId
+from pie.policies.loader import load_policy_file
+from pie.policies.settings import PolicySettings
+from pie.pool.node import PoolNode
+from pie.pool.settings import PoolSettings
+from pie.router.errors import RouterError
+from pie.router.service import RouterService
+from pie.router.settings import RouterSettings
+from pie.worker.settings import ModelSettings
+
+_LOG_BYTES = 16 << 20
+
+
+def new_epoch() -> Epoch:
+    """Return a number larger than that of any earlier start on this host's clock."""
+    return Epoch(time.time_ns())
+
+
+class ServiceActor:
+    """What every actor answers while its service runs beside it."""
+
+    def __init__(self, name: str, log_dir: Path) -> None:
+        log_dir.mkdir(parents=True, exist_ok=True)
+        handler = logging.handlers.RotatingFileHandler(
+            log_dir / f"{name}.log", maxBytes=_LOG_BYTES, backupCount=1
+        )
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        log = logging.getLogger("pie")
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
+        self._host: Host
+
+    def state(self) -> State:
+        """Return how far the service is."""
+        return self._host.state
+
+    def pid(self) -> int:
+        """Return the number of the process."""
+        return os.getpid()
+
+    def stop(self, drain_s: float) -> None:
+        """Drain the service for at most `drain_s` and close it."""
+        self._host.stop(drain_s)
+
+
+class WorkerActor(ServiceActor):
+    """One worker."""
+
+    def __init__(
+        self,
+        place: PlaceId,
+        log_dir: Path,
+        *,
+        model: ModelSettings,
+        policies: PolicySettings,
+        pool: PoolSettings,
+        index: IndexSettings,
+        index_url: str,
+    ) -> None:
+        super().__init__(place, log_dir)
+        # Only a worker's process pays for importing torch.
+        from pie.worker.errors import WorkerError  # noqa: PLC0415
+        from pie.worker.service import WorkerService  # noqa: PLC0415
+
+        async def start(progress: Progress) -> tuple[Service, str]:
+            service = WorkerService(
+                place,
+                model,
+                policies=load_policy_file(policies.file),
+                pool_settings=pool,
+                index_settings=index,
+                index_url=index_url,
+                address="tcp://127.0.0.1:0",
+                epoch=new_epoch(),
+            )
+            await service.start(progress)
+            return service, service.record.address
+
+        self._host = Host(place, start, expected=(WorkerError,))
+
+
+class PoolActor(ServiceActor):
+    """One pool node."""
+
+    def __init__(
+        self,
+        place: PlaceId,
+        log_dir: Path,
+        *,
+        pool: PoolSettings,
+        policies: PolicySettings,
+        index: IndexSettings,
+        index_url: str,
+    ) -> None:
+        super().__init__(place, log_dir)
+
+        async def start(_progress: Progress) -> tuple[Service, str]:
+            node = PoolNode(
+                place,
+                pool,
+                index_settings=index,
+                index_url=index_url,
+                epoch=new_epoch(),
+                retention=load_policy_file(policies.file).new_retention(),
+            )
+            record = await node.start()
+            return node, record.address
+
+        self._host = Host(place, start)
+
+
+class RouterActor(ServiceActor):
+    """One router."""
+
+    def __init__(
+        self,
+        name: str,
+        log_dir: Path,
+        *,
+        router: RouterSettings,
+        policies: PolicySettings,
+        index: IndexSettings,
+        index_url: str,
+    ) -> None:
+        super().__init__(name, log_dir)
+
+        async def start(_progress: Progress) -> tuple[Service, str]:
+            service = RouterService(
+                router,
+                index_url=index_url,
+                index=index,
+                routing=load_policy_file(policies.file).new_routing(),
+            )
+            return service, await service.start()
+
+        self._host = Host(name, start, expected=(RouterError,))

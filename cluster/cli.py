@@ -1,0 +1,186 @@
+"""The `pie` command.
+
+Covers arguments, what a person sees, and exit codes: 0 when all went well, 1 when a demonstration
+did not show what it should, 2 with one clear sentence for what a person can mend. Does not cover
+the work itself (`pie.cluster.launch`, `.status`, `.demo`).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from pie.cluster.config import Key, LoadedConfig, load_config
+from pie.cluster.errors import ClusterError, ConfigError
+from pie.cluster.reference import reference_page, shown
+
+app = typer.Typer(
+    help="Serve large language models and never compute the same prefix twice.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+config_app = typer.Typer(help="Look at the configuration.", no_args_is_help=True)
+app.add_typer(config_app, name="config")
+
+_WATCH_S = 1.0
+
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", help="Configuration file; default ./pie.toml.")
+]
+
+
+class _Stop(BaseException):
+    """A signal asks the command to end; not an Exception, so that nothing swallows it."""
+
+
+def main() -> None:
+    """Run the `pie` command."""
+    app()
+
+
+@app.command()
+def serve(
+    config: ConfigFile = None,
+    model: Annotated[
+        str | None, typer.Option(help="What to serve: `smollm2`, a folder, a GGUF file, a hub id.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="How many workers.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 picks a free one.")] = None,
+) -> None:
+    """Start a cluster and serve until Ctrl-C or SIGTERM."""
+    flags: dict[Key, tuple[str, object]] = {}
+    for key, flag, value in (
+        (("model", "source"), "--model", model),
+        (("cluster", "workers"), "--workers", workers),
+        (("router", "host"), "--host", host),
+        (("router", "port"), "--port", port),
+    ):
+        if value is not None:
+            flags[key] = (flag, value)
+    with _signals(), _sentences():
+        loaded = _load(config, flags)
+        # Ray is slow to import; `pie status` does without it.
+        from pie.cluster.launch import running  # noqa: PLC0415
+
+        with running(loaded.config, _report) as (cluster, addresses):
+            _say("")
+            _say(f"Pie serves {loaded.config.model.source} at {addresses.router}/v1")
+            for name, address in {**addresses.workers, **addresses.pool}.items():
+                _say(f"  {name:<10}{address}")
+            _say(f"  {'index':<10}{addresses.index}")
+            _say(f"  {'logs':<10}{addresses.logs}")
+            _say("Ctrl-C stops it.")
+            while True:
+                time.sleep(_WATCH_S)
+                cluster.poll()
+
+
+@app.command()
+def status(
+    config: ConfigFile = None,
+    at: Annotated[str | None, typer.Option(help="Address of a router, http://HOST:PORT.")] = None,
+) -> None:
+    """Show workers, pool, index mode, pages by tier and hit rate of a running cluster."""
+    from pie.cluster.status import show_status  # noqa: PLC0415
+
+    with _sentences():
+        router = _load(config).config.router
+        host = f"[{router.host}]" if ":" in router.host else router.host
+        show_status(
+            at or f"http://{host}:{router.port}",
+            router.api_token.get_secret_value(),
+            Console(),
+        )
+
+
+@app.command()
+def demo(config: ConfigFile = None) -> None:
+    """Start a cluster, show what is computed and what is not, and stop it."""
+    from pie.cluster.demo import run_demo  # noqa: PLC0415
+
+    with _signals(), _sentences():
+        loaded = _load(config, {("router", "port"): ("pie demo", 0)})
+        shown_all = run_demo(loaded.config, Console(), _report)
+    raise typer.Exit(0 if shown_all else 1)
+
+
+@config_app.command("show")
+def config_show(config: ConfigFile = None) -> None:
+    """Print the values in force and where each came from."""
+    with _sentences():
+        loaded = _load(config)
+    table = Table(box=None, pad_edge=False)
+    for heading in ("key", "value", "from"):
+        table.add_column(heading, overflow="fold")
+    for (section, key), value, origin in loaded.values():
+        table.add_row(f"{section}.{key}", shown(value), origin)
+    Console(highlight=False, markup=False).print(table)
+
+
+@config_app.command("reference")
+def config_reference() -> None:
+    """Print the reference of every setting, as Markdown."""
+    sys.stdout.write(reference_page())
+
+
+def _load(config: Path | None, flags: dict[Key, tuple[str, object]] | None = None) -> LoadedConfig:
+    return load_config(config, os.environ, flags)
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _report(part: str, what: str) -> None:
+    print(f"  {part:<10}{what}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _sentences() -> Iterator[None]:
+    """Say what a person can mend in one sentence each, and end with 2."""
+    try:
+        yield
+    except ConfigError as error:
+        for problem in error.problems:
+            print(f"pie: {problem}", file=sys.stderr)
+        raise typer.Exit(2) from error
+    except ClusterError as error:
+        print(f"pie: {error}", file=sys.stderr)
+        raise typer.Exit(2) from error
+
+
+@contextmanager
+def _signals() -> Iterator[None]:
+    """Turn SIGINT, SIGTERM and SIGHUP into an orderly end; a second one ends it at once."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def stop(number: int, _frame: FrameType | None) -> NoReturn:
+        for one in numbers:
+            signal.signal(one, at_once)
+        print("pie: stopping; once more ends it at once", file=sys.stderr, flush=True)
+        raise _Stop(number)
+
+    def at_once(number: int, _frame: FrameType | None) -> NoReturn:
+        os._exit(128 + number)  # The guard cleans up.
+
+    before = {one: signal.signal(one, stop) for one in numbers}
+    try:
+        yield
+    except _Stop:
+        raise typer.Exit(0) from None
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)

@@ -1,0 +1,36 @@
+"""What can go wrong before and while a cluster runs.
+
+    ClusterError
+    ├── ConfigError        the configuration is wrong; every problem at once
+    ├── StartError         the cluster cannot start, and why, in one sentence
+    └── NotRunningError    no cluster answers where one was looked for
+
+Each is shown to a person as it is, without a traceback; the `pie` command ends with exit code 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class ClusterError(Exception):
+    """Anything that a person who starts a cluster can mend."""
+
+
+class ConfigError(ClusterError):
+    """The configuration is wrong. `problems` has a sentence for each thing to mend."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__(problems)
+        self.problems = tuple(problems)
+
+    def __str__(self) -> str:
+        return "\n".join(self.problems)
+
+
+class StartError(ClusterError):
+    """The cluster cannot start."""
+
+
+class NotRunningError(ClusterError):
+    """No cluster answers."""

@@ -1,0 +1,272 @@
+"""A cluster's life: start every part, watch it, stop it in good order.
+
+Covers the run's temporary folder, the guard, the index server, Ray and the actors. Does not cover
+what a person sees (`pie.cluster.cli`) or what a part does (its own package).
+
+Order of the start: guard, index, Ray, then router, pool and workers side by side. The stop goes
+the other way: the router refuses new requests and lets running ones end, then workers, pool,
+Ray, index; the guard ends whatever is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import socket
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+
+from pie.cluster.actors import PoolActor, RouterActor, WorkerActor
+from pie.cluster.config import PieConfig
+from pie.cluster.errors import StartError
+from pie.cluster.guard import MARK_VARIABLE, Guard
+from pie.cluster.host import Phase, State
+from pie.cluster.ray_runtime import Actor, RayRuntime
+from pie.index.errors import ServerError
+from pie.index.server import EmbeddedServer
+from pie.page.events import PlaceId
+from pie.policies.errors import PolicyFileError
+from pie.policies.loader import load_policy_file
+
+log = logging.getLogger("pie.cluster.launch")
+
+_POLL_S = 0.2
+_STATE_TIMEOUT_S = 5.0
+_CRASHES = 5
+"""Unexpected failures of one part, one after another, after which the cluster gives up."""
+
+Report = Callable[[str, str], None]
+"""Told the part and what it does now."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Addresses:
+    """Where a running cluster answers."""
+
+    router: str
+    index: str
+    workers: dict[str, str]
+    pool: dict[str, str]
+    logs: Path
+
+
+class Part:
+    """One actor: how it is made, and its handle."""
+
+    def __init__(self, name: str, make: Callable[[], Actor]) -> None:
+        self.name = name
+        self._make = make
+        self.handle = make()
+        self.state = State(Phase.STARTING)
+        self.failures = 0
+
+    def remake(self) -> None:
+        """Replace the actor by a new one."""
+        self.state = State(Phase.STARTING)
+        self.handle = self._make()
+
+
+class Cluster:
+    """Everything that `pie serve` starts.
+
+    Use as a context manager: leaving it stops what was started, however far it came.
+
+    Args:
+        config: The effective configuration.
+        report: Told how far each part is.
+    """
+
+    def __init__(self, config: PieConfig, report: Report = lambda _part, _what: None) -> None:
+        self._config = config
+        self._report = report
+        self._folder = Path(tempfile.mkdtemp(prefix="pie-"))
+        self._mark = uuid.uuid4().hex
+        self._guard = Guard(self._mark, self._folder)
+        os.environ[MARK_VARIABLE] = self._mark
+        self._index: EmbeddedServer | None = None
+        self._index_url = config.index.url
+        self._ray: RayRuntime | None = None
+        self._router: Part | None = None
+        self._pool: list[Part] = []
+        self._workers: list[Part] = []
+        self._stopped = False
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def parts(self) -> list[Part]:
+        """All actors, in the order of their stop."""
+        router = [self._router] if self._router else []
+        return [*router, *self._workers, *self._pool]
+
+    def start(self) -> Addresses:
+        """Start every part and wait until each is ready.
+
+        Raises:
+            StartError: A part cannot start; the message says which and why in one sentence.
+        """
+        self._check()
+        self._start_index()
+        self._report("ray", "starting")
+        self._ray = RayRuntime(self._config.cluster.ray_address, self._folder)
+        self._report("ray", "ready")
+        self._make_parts(self._ray)
+        deadline_s = time.monotonic() + self._config.cluster.start_timeout_s
+        while not all(part.state.phase is Phase.READY for part in self.parts):
+            self.poll()
+            waiting = [p for p in self.parts if p.state.phase is not Phase.READY]
+            if waiting and time.monotonic() > deadline_s:
+                names = ", ".join(f"{p.name} ({p.state.detail or p.state.phase})" for p in waiting)
+                limit_s = self._config.cluster.start_timeout_s
+                raise StartError(
+                    f"not ready after {limit_s:g} s: {names}; "
+                    "cluster.start_timeout_s sets how long to wait"
+                )
+            time.sleep(_POLL_S)
+        return self.addresses()
+
+    def addresses(self) -> Addresses:
+        """Return where the parts answer now."""
+        assert self._router is not None
+        return Addresses(
+            router=self._router.state.detail,
+            index=self._index_url,
+            workers={part.name: part.state.detail for part in self._workers},
+            pool={part.name: part.state.detail for part in self._pool},
+            logs=self._logs,
+        )
+
+    def poll(self) -> None:
+        """Ask every part how far it is; call it every second or so while the cluster runs.
+
+        A part that died is started again by Ray; one that failed to start is made anew.
+
+        Raises:
+            StartError: A part failed in a way that starting again will not mend.
+        """
+        assert self._ray is not None
+        for part in self.parts:
+            state = self._ray.state(part.handle, _STATE_TIMEOUT_S)
+            if state == part.state:
+                continue
+            if state.phase is Phase.FAILED:
+                self._failed(part, state)
+                continue
+            if state.phase is Phase.READY:
+                part.failures = 0
+            part.state = state
+            self._report(part.name, state.detail or state.phase.value)
+
+    def stop(self) -> None:
+        """Drain and stop every part, and leave nothing behind. Safe to call twice."""
+        if self._stopped:
+            return
+        self._stopped = True
+        drain_s = self._config.cluster.drain_timeout_s
+        if self._ray is not None:
+            for group in ([self._router] if self._router else [], self._workers, self._pool):
+                self._ray.stop([part.handle for part in group], drain_s)
+            self._ray.close()
+        if self._index is not None:
+            self._index.stop()
+        os.environ.pop(MARK_VARIABLE, None)
+        self._guard.release()
+
+    @property
+    def _logs(self) -> Path:
+        return self._config.cluster.log_dir or self._folder / "logs"
+
+    def _failed(self, part: Part, state: State) -> None:
+        part.failures += 1
+        if state.expected or part.failures >= _CRASHES:
+            raise StartError(f"{part.name}: {state.detail}")
+        log.warning("%s failed, is started again: %s", part.name, state.detail)
+        assert self._ray is not None
+        self._ray.stop([part.handle], 0.0)
+        part.remake()
+
+    def _check(self) -> None:
+        """Find what can be found wrong before anything is started."""
+        try:
+            load_policy_file(self._config.policies.file)
+        except PolicyFileError as error:
+            raise StartError(str(error)) from error
+        router = self._config.router
+        with contextlib.closing(socket.socket()) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((router.host, router.port))
+            except OSError as error:
+                raise StartError(
+                    f"{router.host}:{router.port} cannot be listened on ({error.strerror}): "
+                    "set another router.port, or --port 0 for any free one"
+                ) from error
+        wanted = (
+            self._config.cluster.workers * self._config.model.device_kv_budget
+            + self._config.pool.nodes * self._config.pool.ram_budget
+        )
+        free = psutil.virtual_memory().available
+        if wanted > free:
+            raise StartError(
+                f"the page budgets need {wanted / 2**30:.1f} GiB and {free / 2**30:.1f} GiB of "
+                "memory are free: lower model.device_kv_budget, pool.ram_budget or "
+                "cluster.workers"
+            )
+
+    def _start_index(self) -> None:
+        if self._index_url:
+            return
+        self._report("index", "starting")
+        settings = self._config.index
+        self._index = EmbeddedServer(
+            settings.data_dir, port=settings.port, memory_budget_bytes=settings.memory_budget
+        )
+        try:
+            self._index_url = self._index.start()
+        except ServerError as error:
+            raise StartError(str(error)) from error
+        self._report("index", "ready")
+
+    def _make_parts(self, ray: RayRuntime) -> None:
+        config = self._config
+        common = {
+            "index": config.index,
+            "index_url": self._index_url,
+            "policies": config.policies,
+        }
+        cores = psutil.cpu_count() or 1
+        threads = config.model.threads or max(1, cores // config.cluster.workers)
+        model = config.model.model_copy(update={"threads": threads})
+        self._router = Part(
+            "router",
+            lambda: ray.actor(RouterActor, "router", self._logs, router=config.router, **common),
+        )
+        self._pool = [
+            self._part(ray, PoolActor, f"pool-{i}", pool=config.pool, **common)
+            for i in range(config.pool.nodes)
+        ]
+        self._workers = [
+            self._part(ray, WorkerActor, f"worker-{i}", model=model, pool=config.pool, **common)
+            for i in range(config.cluster.workers)
+        ]
+
+    def _part(self, ray: RayRuntime, kind: type, name: str, **settings: object) -> Part:
+        return Part(name, lambda: ray.actor(kind, PlaceId(name), self._logs, **settings))
+
+
+@contextlib.contextmanager
+def running(config: PieConfig, report: Report) -> Iterator[tuple[Cluster, Addresses]]:
+    """Start a cluster, and stop it at the end of the block."""
+    with Cluster(config, report) as cluster:
+        yield cluster, cluster.start()

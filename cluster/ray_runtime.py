@@ -1,0 +1,117 @@
+"""Ray as Pie uses it: start or join, make actors, ask them, stop them.
+
+Covers every call to Ray but the actors' own classes (`pie.cluster.actors`). A private Ray listens
+on loopback only, on free ports, with its files in the run's temporary folder.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pie.cluster.errors import StartError
+from pie.cluster.host import Phase, State
+
+# Ray reads these when it is imported. An unset RAY_AUTH_MODE writes a token file into the home
+# folder and refuses later commands that do not find it.
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_DISABLE_IMPORT_WARNING", "1")
+
+import ray
+import ray.exceptions
+from ray.actor import ActorHandle
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+Actor = ActorHandle[Any]
+"""A handle of one of the classes of `pie.cluster.actors`."""
+
+_OBJECT_STORE_BYTES = 80 << 20
+"""The least that Ray takes: pages and tokens travel on Pie's own wire."""
+_JOIN_TIMEOUT_S = 20.0
+_STOP_EXTRA_S = 20.0
+
+
+class RayRuntime:
+    """A connection to Ray.
+
+    Args:
+        address: A running Ray to join; empty starts a private one.
+        folder: Where a private Ray keeps its files; its path must be short (sockets).
+
+    Raises:
+        StartError: Ray cannot be started or joined.
+    """
+
+    def __init__(self, address: str, folder: Path) -> None:
+        private: dict[str, Any] = {
+            "num_cpus": os.cpu_count(),
+            "include_dashboard": False,
+            "object_store_memory": _OBJECT_STORE_BYTES,
+            "_temp_dir": str(folder / "ray"),
+            "_node_ip_address": "127.0.0.1",
+        }
+        joined = {"address": address, "_redis_password": None}
+        try:
+            ray.init(
+                configure_logging=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                namespace=f"pie-{os.getpid()}",
+                **(joined if address else private),
+            )
+        except (ConnectionError, TimeoutError, RuntimeError, ValueError, OSError) as error:
+            what = f"no Ray answers at {address}" if address else "Ray cannot be started"
+            raise StartError(f"{what}: {error}") from error
+        self._node_id = ray.get_runtime_context().get_node_id()
+
+    def actor(self, kind: type, *args: object, **kwargs: object) -> Actor:
+        """Make an actor on this node that Ray starts again whenever it dies."""
+        here = NodeAffinitySchedulingStrategy(self._node_id, soft=False)
+        remote: Any = ray.remote(kind)
+        made: Actor = remote.options(
+            num_cpus=0,
+            max_restarts=-1,
+            max_concurrency=4,
+            scheduling_strategy=here,
+        ).remote(*args, **kwargs)
+        return made
+
+    def state(self, handle: Actor, timeout_s: float) -> State:
+        """Ask an actor how far it is; one that does not answer is starting."""
+        try:
+            state = _get(handle.state.remote(), timeout_s)
+        except ray.exceptions.GetTimeoutError:
+            return State(Phase.STARTING, "does not answer yet")
+        except ray.exceptions.ActorDiedError as error:
+            return State(Phase.FAILED, f"its process died: {error}", expected=False)
+        except ray.exceptions.RayActorError:
+            return State(Phase.STARTING, "starting again")
+        assert isinstance(state, State)
+        return state
+
+    def stop(self, handles: Sequence[Actor], drain_s: float) -> None:
+        """Stop actors side by side: each drains for at most `drain_s`, then its process ends."""
+        calls: list[object] = [handle.stop.remote(drain_s) for handle in handles]
+        deadline_s = time.monotonic() + drain_s + _STOP_EXTRA_S
+        for call in calls:
+            try:
+                _get(call, max(0.1, deadline_s - time.monotonic()))
+            except (ray.exceptions.RayError, TimeoutError):
+                continue  # It is dead, or is killed now.
+        for handle in handles:
+            ray.kill(handle)
+
+    def close(self) -> None:
+        """Disconnect, and end a private Ray."""
+        ray.shutdown()
+
+
+def _get(reference: object, timeout_s: float) -> object:
+    # Ray's own annotation of `get` does not fit what an untyped handle's call returns.
+    get: Any = ray.get
+    return get(reference, timeout=timeout_s)

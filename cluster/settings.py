@@ -1,0 +1,41 @@
+"""The `[cluster]` section: how many of what, and where they run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class ClusterSettings(BaseModel):
+    """How many workers run, and what holds them together."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    workers: int = Field(default=2, ge=1, le=64, description="Workers, one model copy each.")
+    ray_address: str = Field(
+        default="",
+        description=(
+            "Address of a running Ray cluster, such as `127.0.0.1:6380`; empty starts a private "
+            "one. Pie's processes run on the node where `pie serve` runs."
+        ),
+    )
+    start_timeout_s: float = Field(
+        default=600.0,
+        gt=0,
+        le=86_400,
+        description="Seconds that the model's conversion and the start of all parts may take.",
+    )
+    drain_timeout_s: float = Field(
+        default=30.0,
+        ge=0,
+        le=3_600,
+        description="Seconds that running requests get to finish when the cluster stops.",
+    )
+    log_dir: Path | None = Field(
+        default=None,
+        description=(
+            "Folder for the parts' log files; unset keeps them in a temporary folder that goes "
+            "when the cluster stops."
+        ),
+    )

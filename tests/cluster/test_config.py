@@ -1,0 +1,121 @@
+"""The configuration: files, environment, flags, and what is said of a mistake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, strategies as st
+
+from pie.cluster.config import load_config, sections
+from pie.cluster.errors import ConfigError
+from pie.cluster.reference import reference_page, shown
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "pie.toml"
+    file.write_text(text)
+    return file
+
+
+def problems(file: Path | None, environment: dict[str, str] | None = None) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as caught:
+        load_config(file, environment or {})
+    return caught.value.problems
+
+
+def test_without_a_file_every_value_is_its_default(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    loaded = load_config(None, {})
+    assert {origin for _, _, origin in loaded.values()} == {"default"}
+
+
+def test_a_file_in_the_working_directory_is_read(tmp_path, monkeypatch):
+    write(tmp_path, "[cluster]\nworkers = 3\n")
+    monkeypatch.chdir(tmp_path)
+    loaded = load_config(None, {})
+    assert loaded.config.cluster.workers == 3
+    assert loaded.origins["cluster", "workers"] == "pie.toml:2"
+
+
+def test_the_environment_wins_over_the_file_and_a_flag_over_both(tmp_path):
+    file = write(tmp_path, "[cluster]\nworkers = 3\n[router]\nport = 1\n")
+    environment = {"PIE_CLUSTER__WORKERS": "4", "PIE_ROUTER__PORT": "2"}
+    loaded = load_config(file, environment, {("router", "port"): ("--port", 3)})
+    assert loaded.config.cluster.workers == 4
+    assert loaded.config.router.port == 3
+    assert loaded.origins["cluster", "workers"] == "PIE_CLUSTER__WORKERS"
+    assert loaded.origins["router", "port"] == "--port"
+
+
+def test_sizes_take_units(tmp_path):
+    file = write(tmp_path, '[model]\ndevice_kv_budget = "96MiB"\n')
+    assert load_config(file, {}).config.model.device_kv_budget == 96 << 20
+
+
+def test_every_problem_is_reported_at_once_with_its_line(tmp_path):
+    file = write(
+        tmp_path,
+        '[cluster]\nworkers = "many"\n\n[model]\ndtipe = "float32"\n\n[modell]\nx = 1\n',
+    )
+    found = problems(file, {"PIE_ROUTER__PORT": "-1"})
+    assert len(found) == 4
+    text = "\n".join(found)
+    assert f"{file}:2: cluster.workers" in text
+    assert f"{file}:5: unknown key 'dtipe'; did you mean dtype?" in text
+    assert f"{file}:7: unknown section 'modell'; did you mean model?" in text
+    assert "PIE_ROUTER__PORT: router.port" in text
+
+
+def test_an_unknown_section_in_the_environment_is_refused():
+    assert (
+        "PIE_MODLE__DTYPE: unknown section 'modle'; did you mean model?"
+        in problems(None, {"PIE_MODLE__DTYPE": "float32"})[0]
+    )
+
+
+def test_other_variables_are_passed_over():
+    load_config(None, {"PIE_RUN": "x", "PIEMAN": "y", "PATH": "/bin"})
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (b"[model\n", "is not TOML"),
+        (b"\xff\xfe", "is not UTF-8"),
+        (b"x" * (2 << 20), "larger than 1 MiB"),
+        (b"model = 3\n", "a section is wanted"),
+    ],
+)
+def test_a_bad_file_is_named(tmp_path, content, what):
+    file = tmp_path / "pie.toml"
+    file.write_bytes(content)
+    assert what in problems(file)[0]
+    assert str(file) in problems(file)[0]
+
+
+def test_a_missing_file_is_named(tmp_path):
+    assert "cannot be read" in problems(tmp_path / "no.toml")[0]
+
+
+@given(st.text(max_size=60))
+def test_whatever_a_variable_holds_is_refused_with_a_sentence(text):
+    environment = {"PIE_MODEL__DTYPE": text, "PIE_CLUSTER__WORKERS": text}
+    assert problems(None, environment)
+
+
+def test_the_reference_page_is_the_codes():
+    page = Path(__file__).parents[2] / "docs" / "configuration.md"
+    assert page.read_text() == reference_page(), "run: pie config reference > docs/configuration.md"
+
+
+def test_every_key_has_a_description():
+    for name, settings in sections().items():
+        for key, field in settings.model_fields.items():
+            assert field.description, f"{name}.{key}"
+
+
+def test_a_secret_is_never_shown(tmp_path):
+    file = write(tmp_path, '[router]\napi_token = "hush"\n')
+    loaded = load_config(file, {})
+    assert all("hush" not in shown(value) for _, value, _ in loaded.values())
