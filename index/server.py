@@ -11,6 +11,7 @@ itself. Snapshots would lose minutes, and `fsync` would buy nothing.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import logging
@@ -144,17 +145,17 @@ class EmbeddedServer:
     def kill(self) -> None:
         """End the server at once, as a crash would; harmless when it does not run."""
         process, keeper = self._process, self._keeper
+        if process is None or keeper is None:
+            return
         self._serving = False
-        if process is not None:
-            process.kill()
-            process.wait()
-        if keeper is not None:
-            keeper.join()
+        process.kill()
+        keeper.join()
         self._process = self._keeper = None
         if isinstance(self._address, Path):
             self._address.unlink(missing_ok=True)
             if self._address.parent != self._data_dir:
-                self._address.parent.rmdir()
+                with contextlib.suppress(OSError):
+                    self._address.parent.rmdir()
 
     def _start(self, deadline_s: float) -> str:
         """Start the server, again with another port where the first was taken meanwhile."""
@@ -186,13 +187,12 @@ class EmbeddedServer:
         The kernel takes the end of the *thread* that started a process for the end of its parent, so
         that thread stays until the server ends.
         """
-        config = self._write_config()
         failed: list[BaseException] = []
         ready = threading.Event()
 
         def keep() -> None:
             try:
-                self._process = self._spawn(binary, config)
+                self._process = self._spawn(binary)
             except BaseException as error:  # noqa: BLE001
                 failed.append(error)
                 return
@@ -207,10 +207,10 @@ class EmbeddedServer:
         ready.wait()
         if failed:
             self._keeper.join()
-            self._keeper = None
+            self._process = self._keeper = None
             raise failed[0]
 
-    def _spawn(self, binary: Path, config: Path) -> subprocess.Popen[bytes]:
+    def _spawn(self, binary: Path) -> subprocess.Popen[bytes]:
         """Start the process; it inherits the folder's lock and so holds it for as long as it lives."""
         lock = os.open(self._data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -222,6 +222,7 @@ class EmbeddedServer:
                 ) from None
             if isinstance(self._address, Path):
                 self._address.unlink(missing_ok=True)
+            config = self._write_config()
             with self.log_file.open("ab") as output:
                 return subprocess.Popen(
                     [

@@ -90,9 +90,12 @@ def test_a_long_folder_gets_a_short_socket(folder: Path) -> None:
 
 def test_a_folder_serves_one_server_at_a_time(server: EmbeddedServer, folder: Path) -> None:
     server.start()
+    second = EmbeddedServer(folder)
     with pytest.raises(ServerError, match="another embedded server uses the folder"):
-        EmbeddedServer(folder).start()
-    assert server.running
+        second.start()
+    second.kill()
+    with client(server) as connection:
+        assert connection.ping()
 
 
 def test_tcp_listens_on_loopback_with_a_password(folder: Path) -> None:
