@@ -69,15 +69,23 @@ class Generation:
         self._stops = StopMatcher(request.stop)
         # What another worker sent already is not sent again.
         self._stops.push(self._detokenizer.push(output))
-        self._room = min(
-            request.max_tokens - len(output), vocabulary.context_tokens - len(tokens)
-        )
+        self._room = min(request.max_tokens - len(output), vocabulary.context_tokens - len(tokens))
         self._first_token_s: float | None = None
 
     @property
     def key(self) -> RequestKey:
         """What tells this request from all others."""
         return (self.owner, self.request.request_id)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether no token was drawn here yet."""
+        return self._first_token_s is None
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether there is no room for another token."""
+        return self._room <= 0
 
     def push(self, token: int, logprobs: PositionLogprobs | None, now_s: float) -> TokenDelta:
         """Take the next token and return what to tell the router; it may be the last."""
@@ -92,7 +100,7 @@ class Generation:
         else:
             shown = self._stops.push(self._detokenizer.push((token,)))
             text = shown.text
-            if self._room <= 0 and shown.matched is None:
+            if self.is_spent and shown.matched is None:
                 finish = FinishReason.LENGTH
         if finish is not None:
             text += self._stops.push(self._detokenizer.flush()).text + self._stops.flush()
@@ -106,6 +114,15 @@ class Generation:
             started=started,
             logprobs=None if logprobs is None else (logprobs,),
             stop_string=self._stops.matched,
+        )
+
+    def spent(self) -> TokenDelta:
+        """Return what to tell the router of a request that came with all its tokens."""
+        return TokenDelta(
+            request_id=self.request.request_id,
+            token_ids=(),
+            text="",
+            finish_reason=FinishReason.LENGTH,
         )
 
     def failed(self, reason: str) -> TokenDelta:

@@ -248,9 +248,7 @@ class Scheduler:
         aligned = (start + budget) // self._page_tokens * self._page_tokens - start
         return aligned if aligned > 0 else budget
 
-    def _add(
-        self, chunks: dict[int, Chunk], sequence: Sequence, tokens: int, now_s: float
-    ) -> bool:
+    def _add(self, chunks: dict[int, Chunk], sequence: Sequence, tokens: int, now_s: float) -> bool:
         """Plan a chunk, pre-empting the youngest until its pages are there."""
         while not sequence.working_set.grow(sequence.working_set.computed + tokens, now_s):
             youngest = self._running[-1]

@@ -1,21 +1,51 @@
 """One worker as a service: wire server, engine, index publisher and pool client in one process.
 
-Covers starting, draining and closing them in order, and what the worker says of itself. Does not
-cover who starts the process and watches it (`pie.cluster`).
+Covers starting, draining and closing them in order, and carrying messages between routers and the
+step thread. Does not cover who starts the process and watches it (`pie.cluster`).
+
+A router is sent its worker's load with every step that brings it tokens, and otherwise once a
+second where it has changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 
-if TYPE_CHECKING:
-    from pie.index.contract import PlaceRecord
-    from pie.index.settings import IndexSettings
-    from pie.page.events import Epoch, PlaceId
-    from pie.policies.loader import PolicySet
-    from pie.worker.settings import ModelSettings
-    from pie.worker.status import WorkerStatus
+import msgspec
+
+from pie.index.contract import PlaceRecord
+from pie.index.feed import MirrorFeed
+from pie.index.mirror import Mirror
+from pie.index.publisher import Publisher
+from pie.index.settings import IndexSettings
+from pie.page.events import Epoch, PlaceId
+from pie.policies.policy_set import PolicySet
+from pie.pool.client import PoolClient
+from pie.pool.settings import PoolSettings
+from pie.wire.errors import RefusedError
+from pie.wire.messages import Cancel, Generate, Load, Message, RefusalCode
+from pie.wire.peer import Peer
+from pie.wire.server import WireServer
+from pie.worker.assembly import Assembly, assemble, make_engine, make_record
+from pie.worker.commands import CancelAll, CancelOne, StepReport, Submit
+from pie.worker.engine import Engine
+from pie.worker.engine_thread import EngineThread
+from pie.worker.holdings import Holdings
+from pie.worker.intake import Intake
+from pie.worker.offload import Offload, PageNames
+from pie.worker.outbox import Outbox
+from pie.worker.page_table import Change
+from pie.worker.settings import ModelSettings
+from pie.worker.status import WorkerStatus
+
+log = logging.getLogger("pie.worker.service")
+
+_LOAD_EVERY_S = 1.0
+_STEP_ENDS_S = 30.0
+"""Longest wait for the step under way when a worker is closed."""
 
 
 class WorkerService:
@@ -25,10 +55,14 @@ class WorkerService:
         place: The worker's name, the same across its restarts.
         settings: The `[model]` section.
         policies: Which retention policy chooses victims.
-        index_settings: The `[index]` section; its `url` is used unless `index_url` is given.
-        index_url: Redis that the index lives in.
+        index_settings: The `[index]` section.
+        index_url: Redis that the index lives in, whatever `index_settings.url` says.
         address: Wire address to bind, such as `tcp://127.0.0.1:0` or `ipc:///run/pie/w0`.
         epoch: This start's number, larger than that of any earlier start of `place`.
+        pool_settings: The `[pool]` section; None uses no pool.
+        on_dead: Called on the event loop when the engine ends through a bug: the process should be
+            replaced.
+        debug: Check all invariants whenever idle.
     """
 
     def __init__(
@@ -41,26 +75,215 @@ class WorkerService:
         index_url: str,
         address: str,
         epoch: Epoch,
-    ) -> None: ...
+        pool_settings: PoolSettings | None = None,
+        on_dead: Callable[[BaseException], None] | None = None,
+        debug: bool = False,
+    ) -> None:
+        self._place = place
+        self._settings = settings
+        self._policies = policies
+        self._index_settings = index_settings
+        self._index_url = index_url
+        self._epoch = epoch
+        self._pool_settings = pool_settings
+        self._on_dead = on_dead
+        self._debug = debug
+        self._server = WireServer(address, self._handle, epoch=epoch)
+        self._outboxes: dict[bytes, Outbox] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._exits = AsyncExitStack()
+        self._state = "starting"
+        self._record: PlaceRecord | None = None
+        self._engine: Engine | None = None
+        self._thread: EngineThread | None = None
+        self._intake: Intake | None = None
+        self._load: Load | None = None
+        self._submitted = 0
+        self._refused = 0
+        self._closing: asyncio.Task[None] | None = None
 
-    async def start(self, progress: Callable[[str], None] | None = None) -> None:
+    async def start(self, progress: Callable[[str], None] = lambda _: None) -> None:
         """Load the model, bind the wire address and announce the worker.
 
         `progress` is called, from any thread, with one sentence for each stage that takes time.
 
         Raises:
             WorkerError: The model cannot be had or served; the message says why in one sentence.
+            AddressError: The address cannot be bound.
         """
+        try:
+            await self._start(progress)
+        except BaseException:
+            await self.close()
+            raise
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests and return when the running ones are done or time is up."""
+        self._state = "draining"
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+                for outbox in list(self._outboxes.values()):
+                    await outbox.sent()
+        except TimeoutError:
+            log.warning("requests are still running after %g s and are given up", timeout_s)
 
     async def close(self) -> None:
         """Stop at once and give everything back. Safe to call twice, and after a failed start."""
+        self._state = "closed"
+        await self._exits.aclose()
 
     @property
     def record(self) -> PlaceRecord:
         """What the worker announced; valid after `start`."""
+        assert self._record is not None, "the worker has not started"
+        return self._record
 
     def status(self) -> WorkerStatus:
         """Return the worker's counters and gauges as they are now."""
+        status = WorkerStatus(state=self._state) if self._engine is None else self._engine.status
+        return msgspec.structs.replace(
+            status, state=self._state, refused=status.refused + self._refused
+        )
+
+    async def _start(self, progress: Callable[[str], None]) -> None:
+        loop = asyncio.get_running_loop()
+        assembly = await asyncio.to_thread(assemble, self._settings, progress)
+        self._intake = Intake(assembly.model.vocab_size, assembly.context_tokens)
+        address = await self._server.start()
+        self._exits.push_async_callback(self._server.close)
+        self._record = make_record(
+            assembly,
+            place=self._place,
+            epoch=self._epoch,
+            address=address,
+            ttl_s=self._index_settings.ttl_s,
+        )
+        holdings = Holdings(assembly.model.layout)
+        publisher = Publisher(
+            self._index_url, self._record, holdings.snapshot, settings=self._index_settings
+        )
+
+        def publish(changes: list[Change]) -> None:
+            holdings.apply(changes, publisher)
+
+        self._engine = make_engine(
+            assembly, self._settings, self._policies.new_retention(), publish, debug=self._debug
+        )
+
+        def take_report(report: StepReport) -> None:
+            loop.call_soon_threadsafe(self._take_report, report)
+
+        def dead(error: BaseException) -> None:
+            loop.call_soon_threadsafe(self._dead, error)
+
+        self._thread = EngineThread(self._engine, take_report, dead)
+        if self._pool_settings is not None:
+            await self._attach_pool(assembly, self._engine, self._thread, self._pool_settings)
+        self._thread.start()
+        self._exits.push_async_callback(asyncio.to_thread, self._thread.stop, _STEP_ENDS_S)
+        loads = loop.create_task(self._tell_loads())
+        self._exits.callback(loads.cancel)
+        self._exits.push_async_callback(self._close_outboxes)
+        self._state = "serving"
+        # Last, so that nobody sends requests before they can be taken.
+        await publisher.start()
+        self._exits.push_async_callback(publisher.close)
+
+    async def _attach_pool(
+        self, assembly: Assembly, engine: Engine, thread: EngineThread, settings: PoolSettings
+    ) -> None:
+        mirror = Mirror()
+        feed = MirrorFeed(self._index_url, mirror, settings=self._index_settings, with_pages=False)
+        await feed.start()
+        self._exits.push_async_callback(feed.close)
+        client = PoolClient(mirror, settings)
+        self._exits.push_async_callback(client.close)
+        offload = Offload(
+            client,
+            assembly.arena,
+            PageNames(assembly.model.model_root, assembly.model.layout),
+            put=thread.put,
+            limit_s=self._settings.transfer_timeout_s,
+        )
+        self._exits.push_async_callback(offload.close)
+        engine.attach(offload)
+
+    async def _handle(self, peer: Peer, message: Message, frames: Sequence[memoryview]) -> None:
+        """Take one message of a router."""
+        assert self._thread is not None
+        match message:
+            case Generate():
+                try:
+                    self._generate(peer, message, frames, self._thread)
+                except RefusedError:
+                    self._refused += 1
+                    raise
+            case Cancel(request_id):
+                self._thread.put(CancelOne(peer.id, request_id))
+            case _:
+                raise RefusedError(
+                    RefusalCode.BAD_MESSAGE, f"a worker takes no {type(message).__name__}"
+                )
+
+    def _generate(
+        self, peer: Peer, request: Generate, frames: Sequence[memoryview], thread: EngineThread
+    ) -> None:
+        assert self._intake is not None
+        if self._state != "serving":
+            raise RefusedError(RefusalCode.DRAINING, f"the worker is {self._state}", 1.0)
+        tokens = self._intake.tokens(request, frames)
+        outbox = self._outboxes.get(peer.id)
+        if outbox is None:
+            outbox = self._open_outbox(peer)
+        if outbox.is_full:
+            raise RefusedError(
+                RefusalCode.OVERLOADED, "the router takes its answers too slowly", 1.0
+            )
+        self._idle.clear()
+        self._submitted += 1
+        thread.put(Submit(peer.id, request, tokens))
+
+    def _open_outbox(self, peer: Peer) -> Outbox:
+        limit = 2 * (self._settings.max_running + self._settings.max_waiting)
+        outbox = self._outboxes[peer.id] = Outbox(peer, epoch=self._epoch, limit=limit)
+        peer.on_gone(lambda: self._router_gone(peer.id))
+        return outbox
+
+    def _router_gone(self, owner: bytes) -> None:
+        self._outboxes.pop(owner, None)
+        if self._thread is not None:
+            self._thread.put(CancelAll(owner))
+
+    def _take_report(self, report: StepReport) -> None:
+        for owner, refused in report.refused:
+            if owner in self._outboxes:
+                self._outboxes[owner].refuse(refused)
+        for owner, deltas in report.deltas.items():
+            if owner in self._outboxes:
+                self._outboxes[owner].put(deltas, report.load)
+        self._load = report.load
+        # What was submitted since that report was made is not in it.
+        if report.idle and report.submitted == self._submitted:
+            self._idle.set()
+
+    async def _tell_loads(self) -> None:
+        while True:
+            await asyncio.sleep(_LOAD_EVERY_S)
+            if self._load is not None:
+                for outbox in self._outboxes.values():
+                    outbox.tell_load(self._load)
+
+    async def _close_outboxes(self) -> None:
+        outboxes = list(self._outboxes.values())
+        self._outboxes.clear()
+        for outbox in outboxes:
+            await outbox.close()
+
+    def _dead(self, error: BaseException) -> None:
+        """Let the routers see that this worker is gone, so that they go elsewhere."""
+        self._state = "failed"
+        self._closing = asyncio.create_task(self._server.close())
+        if self._on_dead is not None:
+            self._on_dead(error)

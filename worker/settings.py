@@ -59,3 +59,30 @@ class ModelSettings(BaseModel):
         default=Path("~/.cache/pie"),
         description="Where converted models and the hashes of weight files are kept.",
     )
+    max_running: int = Field(
+        default=64, ge=1, le=4096, description="Sequences that a worker runs at a time."
+    )
+    max_waiting: int = Field(
+        default=256,
+        ge=0,
+        description="Requests that wait for their turn at a worker; more are refused for now.",
+    )
+    step_tokens: int = Field(
+        default=1024,
+        ge=1,
+        description="Most tokens of one step; at least `max_running` are allowed in any case.",
+    )
+    step_target_ms: float = Field(
+        default=250.0,
+        gt=0,
+        description="How long a step should take while answers are being written: bounds the part "
+        "of a long prompt that goes along.",
+    )
+    store_queue_pages: int = Field(
+        default=1024,
+        ge=0,
+        description="Pages that wait to be copied to the pool; more are not stored.",
+    )
+    transfer_timeout_s: float = Field(
+        default=5.0, gt=0, description="Longest load from the pool, or store in it."
+    )

@@ -29,7 +29,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     pages_in_use: int = 0
     """Frozen pages that a sequence uses."""
     pages_loading: int = 0
-    store_queue_bytes: int = 0
+    store_queue_pages: int = 0
+    """Pages that wait to be stored in the pool."""
     prefill_tokens_per_s: float = 0.0
     load_tokens_per_s: float = 0.0
     step_ms: float = 0.0
@@ -51,6 +52,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     pages_store_dropped: int = 0
     """Pages that were not offered to the pool: the queue was full, or the store failed."""
     pages_loaded: int = 0
-    loads_failed: int = 0
+    loads_missed: int = 0
+    """Loads that brought nothing."""
     loads_skipped: int = 0
     """Loads that were not tried because computing was measured to be faster."""

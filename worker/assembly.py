@@ -1,0 +1,124 @@
+"""Builds the parts of a worker from its settings.
+
+Covers loading the model and fitting arena, page table, tokenizer and engine to it. Does not cover
+sockets and threads (`pie.worker.service`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from pie.index.contract import PlaceRecord
+from pie.page.events import Epoch, PlaceId, PlaceKind, Tier
+from pie.policies.manager import RetentionManager
+from pie.policies.retention import RetentionPolicy
+from pie.tokens.tokenizer import Tokenizer
+from pie.worker.arena import Arena
+from pie.worker.engine import Engine, EngineLimits
+from pie.worker.generation import Vocabulary
+from pie.worker.model import Model, load_model
+from pie.worker.page_table import Change, PageTable
+from pie.worker.runner import Runner
+from pie.worker.scheduler import Limits
+from pie.worker.settings import ModelSettings
+from pie.worker.sources import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """A model and what runs it."""
+
+    model: Model
+    tokenizer: Tokenizer
+    arena: Arena
+    context_tokens: int
+    """Most tokens of one sequence: what the model allows and the arena holds."""
+
+
+def assemble(settings: ModelSettings, progress: Progress) -> Assembly:
+    """Load the model and allocate its pages. Takes seconds to minutes.
+
+    Raises:
+        WorkerError: The model cannot be had or served.
+    """
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    model = load_model(settings, progress=progress)
+    arena = Arena.from_budget(model.layout, settings.device_kv_budget, model.device)
+    return Assembly(
+        model=model,
+        tokenizer=Tokenizer.load(model.folder),
+        arena=arena,
+        context_tokens=min(model.context_tokens, arena.num_pages * settings.page_tokens),
+    )
+
+
+def make_engine(
+    assembly: Assembly,
+    settings: ModelSettings,
+    retention: RetentionPolicy,
+    on_changes: Callable[[list[Change]], None],
+    *,
+    debug: bool,
+) -> Engine:
+    """Return an engine over an assembled model."""
+    model, arena = assembly.model, assembly.arena
+    table = PageTable(
+        total=arena.num_pages,
+        page_bytes=arena.page_bytes,
+        part=model.layout.parts[0],
+        retention=RetentionManager(retention, name="device"),
+    )
+    return Engine(
+        Runner(model, arena),
+        table,
+        model.model_root,
+        page_tokens=settings.page_tokens,
+        vocabulary=Vocabulary(
+            tokenizer=assembly.tokenizer,
+            eos_token_ids=model.eos_token_ids,
+            context_tokens=assembly.context_tokens,
+        ),
+        limits=EngineLimits(
+            scheduler=Limits(
+                max_running=settings.max_running,
+                max_waiting=settings.max_waiting,
+                step_tokens=max(settings.step_tokens, settings.max_running),
+            ),
+            step_target_s=settings.step_target_ms / 1e3,
+            store_queue_pages=settings.store_queue_pages,
+        ),
+        on_changes=on_changes,
+        debug=debug,
+    )
+
+
+def make_record(
+    assembly: Assembly, *, place: PlaceId, epoch: Epoch, address: str, ttl_s: float
+) -> PlaceRecord:
+    """Return what a worker says of itself in the index."""
+    model = assembly.model
+    return PlaceRecord(
+        place=place,
+        epoch=epoch,
+        kind=PlaceKind.WORKER,
+        address=address,
+        model_root=model.model_root,
+        model_name=model.name,
+        dtype=model.layout.dtype,
+        layout_id=model.layout.layout_id,
+        page_tokens=model.layout.page_tokens,
+        context_tokens=assembly.context_tokens,
+        vocab_size=model.vocab_size,
+        eos_token_ids=tuple(sorted(model.eos_token_ids)),
+        tokenizer_path=str(model.folder),
+        tokenizer_digest=assembly.tokenizer.digest,
+        window_tokens=model.layout.window_tokens,
+        parts=tuple(int(part) for part in model.layout.parts),
+        tiers=(int(Tier.DEVICE),),
+        total_pages=assembly.arena.num_pages,
+        ttl_s=ttl_s,
+    )

@@ -1,0 +1,78 @@
+"""What the step thread is told, and what it answers.
+
+Commands come through an inbox from the event loop and from background copies; a `StepReport`
+goes back after each step. Does not cover the wire's messages (`pie.wire.messages`).
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+
+from pie.wire.messages import Generate, Load, Refused, TokenDelta
+from pie.worker.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Carry out a request, which has been validated."""
+
+    owner: bytes
+    """Peer id of the router that asked."""
+    request: Generate
+    tokens: array[int]
+
+
+@dataclass(frozen=True, slots=True)
+class CancelOne:
+    """Give one request up."""
+
+    owner: bytes
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class CancelAll:
+    """Give up all requests of a router that is gone, or of all routers where None."""
+
+    owner: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadEnded:
+    """A load is over, well or badly; nothing writes the sequence's pages any more."""
+
+    sequence: Sequence
+    pages: int
+    """The leading pages that came."""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class StoreEnded:
+    """The batch of stores under way is over; nothing reads its pages any more."""
+
+    stored: int
+    """Pages that the pool holds now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the thread."""
+
+
+Command = Submit | CancelOne | CancelAll | LoadEnded | StoreEnded | Stop
+
+
+@dataclass(slots=True)
+class StepReport:
+    """What one step, or the commands before it, led to."""
+
+    load: Load
+    submitted: int = 0
+    """Requests that had been submitted, of all time."""
+    deltas: dict[bytes, list[TokenDelta]] = field(default_factory=dict)
+    """By router."""
+    refused: list[tuple[bytes, Refused]] = field(default_factory=list)
+    idle: bool = False
+    """Whether nothing is left to do."""

@@ -1,0 +1,459 @@
+"""One engine: takes commands, runs steps, reports tokens.
+
+Covers a step (schedule, run, finish) and the requests that it serves. Does not cover threads and
+sockets (`pie.worker.engine_thread`, `pie.worker.service`): whoever owns an engine calls it from
+one thread.
+
+A failure in a step ends that step's requests, each with its reason, and nothing else. Pages that a
+failed pass wrote are not frozen: they are gone with their request.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from pie.page.key import RootKey, tenant_root
+from pie.pool.placement import GROUP_PAGES
+from pie.wire.messages import (
+    Load,
+    PositionLogprobs,
+    RefusalCode,
+    Refused,
+    TokenDelta,
+)
+from pie.worker.batch import Batch, LogitRows, Pass, StepOutput
+from pie.worker.commands import (
+    CancelAll,
+    CancelOne,
+    Command,
+    LoadEnded,
+    StepReport,
+    StoreEnded,
+    Submit,
+)
+from pie.worker.generation import Generation, RequestKey, Vocabulary
+from pie.worker.logprobs import position_logprobs
+from pie.worker.offload import Offload
+from pie.worker.page_table import Change, PageTable
+from pie.worker.rates import StepTimes
+from pie.worker.sampling import draw, finite_rows
+from pie.worker.scheduler import Chunk, Limits, Scheduler, StepPlan
+from pie.worker.sequence import Sequence
+from pie.worker.status import WorkerStatus
+from pie.worker.stores import PageToStore, StoreQueue
+from pie.worker.working_set import WorkingSet
+
+log = logging.getLogger("pie.worker.engine")
+
+_LONGEST_RETRY_S = 30.0
+
+
+class StepRunner(Protocol):
+    """What is needed of `pie.worker.runner.Runner`."""
+
+    def run(self, batch: Batch) -> StepOutput:
+        """Run a batch through the model."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """What an engine keeps to."""
+
+    scheduler: Limits
+    step_target_s: float
+    """How long a step should take while sequences decode."""
+    store_queue_pages: int
+
+
+@dataclass(slots=True)
+class Counters:
+    """What an engine has counted since its start."""
+
+    steps: int = 0
+    requests: int = 0
+    finished: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    refused: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    cached_tokens_device: int = 0
+    cached_tokens_pool: int = 0
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """What the model made of a step's chunks, before any state changes."""
+
+    finite: list[bool]
+    tokens: dict[int, int] = field(default_factory=dict)
+    """The token drawn for each chunk that draws."""
+    logprobs: dict[int, PositionLogprobs] = field(default_factory=dict)
+
+
+class Engine:
+    """Runs requests over one model and one page table.
+
+    Args:
+        runner: The model.
+        table: The pages, at least `vocabulary.context_tokens` tokens in all.
+        root: The model's root key.
+        page_tokens: Tokens in a page.
+        vocabulary: Tokenizer, end tokens and context length.
+        limits: What it keeps to.
+        on_changes: Told, after each step, which pages are held now and which no longer.
+        clock: Seconds, from anywhere, going forward.
+        debug: Check all invariants whenever idle.
+    """
+
+    def __init__(
+        self,
+        runner: StepRunner,
+        table: PageTable,
+        root: RootKey,
+        *,
+        page_tokens: int,
+        vocabulary: Vocabulary,
+        limits: EngineLimits,
+        on_changes: Callable[[list[Change]], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
+        debug: bool = False,
+    ) -> None:
+        assert table.total * page_tokens >= vocabulary.context_tokens
+        self._runner = runner
+        self._table = table
+        self._root = root
+        self._page_tokens = page_tokens
+        self._vocabulary = vocabulary
+        self._limits = limits
+        self._on_changes = on_changes
+        self._clock = clock
+        self._debug = debug
+        self._offload: Offload | None = None
+        self._scheduler = Scheduler(
+            table, limits.scheduler, page_tokens=page_tokens, load_wish=self._load_wish
+        )
+        self._stores = StoreQueue(
+            table, limit_pages=limits.store_queue_pages, batch_pages=GROUP_PAGES
+        )
+        self._generations: dict[RequestKey, Generation] = {}
+        self._by_number: dict[int, Generation] = {}
+        self._submitted = 0
+        self._times = StepTimes()
+        self._counters = Counters()
+        self._report = StepReport(self._load())
+        self.status = self._status()
+        """As of the last step; may be read from any thread."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is left and no transfer under way."""
+        return self._scheduler.is_empty and not self._stores.in_flight
+
+    def attach(self, offload: Offload) -> None:
+        """Use a pool from now on."""
+        self._offload = offload
+
+    def handle(self, command: Command) -> None:
+        """Take one command."""
+        match command:
+            case Submit():
+                self._submit(command)
+            case CancelOne(owner, request_id):
+                self._cancel((owner, request_id))
+            case CancelAll(owner):
+                for key in [k for k in self._generations if owner is None or k[0] == owner]:
+                    self._cancel(key)
+            case LoadEnded(sequence, pages, seconds):
+                self._load_ended(sequence, pages, seconds)
+            case StoreEnded(stored):
+                self._stores.ended(stored)
+            case _:
+                raise AssertionError(f"{command} is not for the engine")
+
+    def step(self) -> bool:
+        """Run one step; False where there was nothing to run."""
+        now_s = self._clock()
+        self._expire(now_s)
+        plan = self._scheduler.plan(now_s, prefill_tokens=self._prefill_tokens())
+        for sequence in plan.loads:
+            assert self._offload is not None
+            self._offload.load(sequence, self._times.prefill)
+        if plan.chunks:
+            self._run(plan)
+        self._store()
+        changes = self._table.take_changes()
+        if changes:
+            self._on_changes(changes)
+        if self._debug and self.is_idle:
+            self.check()
+        self.status = self._status()
+        return bool(plan.chunks)
+
+    def take_report(self) -> StepReport | None:
+        """Return what there is to tell since the last call; None where it is nothing."""
+        report = self._report
+        idle = self.is_idle
+        if not report.deltas and not report.refused and not idle:
+            return None
+        self._report = StepReport(self._load())
+        report.load = self._report.load
+        report.submitted = self._submitted
+        report.idle = idle
+        return report
+
+    def check(self) -> None:
+        """Raise `AssertionError` where table, scheduler and requests contradict each other."""
+        self._scheduler.check()
+        users = [list(one.working_set.pages) for one in self._scheduler.sequences()]
+        self._table.check([*users, self._stores.in_flight])
+        assert {g.sequence.number for g in self._generations.values()} == set(self._by_number)
+
+    def _submit(self, command: Submit) -> None:
+        self._submitted += 1
+        request, owner = command.request, command.owner
+        key = (owner, request.request_id)
+        if key in self._generations:
+            self._refuse(key, RefusalCode.BAD_MESSAGE, "a request with this id is running")
+            return
+        working_set = WorkingSet(
+            self._table,
+            tenant_root(self._root, salt=request.salt),
+            command.tokens,
+            page_tokens=self._page_tokens,
+            tenant_tag=request.tenant_tag,
+        )
+        sequence = Sequence(self._submitted, working_set, self._clock())
+        generation = Generation(owner, request, sequence, self._vocabulary)
+        if not self._scheduler.submit(sequence):
+            self._refuse(
+                key,
+                RefusalCode.OVERLOADED,
+                f"{self._scheduler.waiting} requests are waiting already",
+                retry_after_s=self._retry_after_s(),
+            )
+            return
+        self._counters.requests += 1
+        if generation.is_spent:
+            self._scheduler.finish(sequence)
+            self._tell(generation, generation.spent())
+            return
+        self._generations[key] = generation
+        self._by_number[sequence.number] = generation
+
+    def _cancel(self, key: RequestKey) -> None:
+        generation = self._generations.get(key)
+        if generation is not None:
+            self._counters.cancelled += 1
+            self._forget(generation)
+
+    def _load_ended(self, sequence: Sequence, pages: int, seconds: float) -> None:
+        sequence.load_s = seconds
+        if self._offload is not None:
+            self._offload.rate.saw(pages * self._page_tokens, seconds)
+        self._scheduler.loaded(sequence, pages, self._clock())
+
+    def _expire(self, now_s: float) -> None:
+        for generation in list(self._generations.values()):
+            if generation.deadline_s is not None and now_s >= generation.deadline_s:
+                self._fail(generation, "the request's deadline passed")
+
+    def _run(self, plan: StepPlan) -> None:
+        started_s = self._clock()
+        prefill = sum(chunk.tokens for chunk in plan.chunks if chunk.tokens > 1)
+        decode = plan.tokens - prefill
+        try:
+            outcome = self._compute(plan.chunks)
+        except Exception as error:
+            log.exception("a step of %d sequences failed", len(plan.chunks))
+            for chunk in plan.chunks:
+                self._fail(
+                    self._by_number[chunk.sequence.number],
+                    f"the model failed in this request's step: {type(error).__name__}: {error}",
+                )
+            return
+        now_s = self._clock()
+        self._times.saw(prefill_tokens=prefill, decode_tokens=decode, seconds=now_s - started_s)
+        self._counters.steps += 1
+        self._counters.prefill_tokens += prefill
+        self._counters.decode_tokens += decode
+        for index, chunk in enumerate(plan.chunks):
+            generation = self._by_number[chunk.sequence.number]
+            try:
+                self._finish(generation, chunk, index, outcome, now_s)
+            except Exception as error:
+                log.exception("a request failed after its step")
+                self._fail(generation, f"{type(error).__name__}: {error}")
+
+    @torch.inference_mode()
+    def _compute(self, chunks: list[Chunk]) -> _Outcome:
+        """Run the model and draw tokens; changes nothing but the pages' contents."""
+        output = self._runner.run(Batch([_pass(chunk) for chunk in chunks]))
+        # Every chunk asks for its last token's logits, drawn from or not: a NaN anywhere in it
+        # reaches them, because that token attends to all of it.
+        rows = [rows.stop - 1 for rows in output.rows]
+        finite = finite_rows(output.logits)
+        outcome = _Outcome([finite[row] for row in rows])
+        drawn = [i for i, chunk in enumerate(chunks) if chunk.draws and outcome.finite[i]]
+        if not drawn:
+            return outcome
+        logits = output.logits[[rows[i] for i in drawn]]
+        generations = [self._by_number[chunks[i].sequence.number] for i in drawn]
+        tokens = draw(logits, [generation.row for generation in generations])
+        outcome.tokens = dict(zip(drawn, tokens, strict=True))
+        told = [
+            (at, top)
+            for at, generation in enumerate(generations)
+            if (top := generation.request.sampling.logprobs) is not None
+        ]
+        if told:
+            at_rows = [at for at, _ in told]
+            found = position_logprobs(
+                logits[at_rows],
+                [tokens[at] for at in at_rows],
+                [top for _, top in told],
+                self._vocabulary.tokenizer.token_bytes,
+            )
+            outcome.logprobs = {drawn[at]: one for at, one in zip(at_rows, found, strict=True)}
+        return outcome
+
+    def _finish(
+        self, generation: Generation, chunk: Chunk, index: int, outcome: _Outcome, now_s: float
+    ) -> None:
+        """Take in what one chunk gave."""
+        if not outcome.finite[index]:
+            self._fail(generation, "the model's output is not a number")
+            return
+        for page in self._scheduler.advance(chunk, now_s):
+            self._queue_store(chunk.sequence, page)
+        if not chunk.draws:
+            return
+        before = generation.request.output_start
+        first = generation.is_first
+        delta = generation.push(outcome.tokens[index], outcome.logprobs.get(index), now_s)
+        if first:
+            self._counters.cached_tokens_device += min(before, chunk.sequence.cached_device)
+            self._counters.cached_tokens_pool += min(before, chunk.sequence.cached_pool)
+        self._tell(generation, delta)
+        if delta.finish_reason is not None:
+            self._counters.finished += 1
+            self._forget(generation)
+
+    def _fail(self, generation: Generation, reason: str) -> None:
+        self._counters.failed += 1
+        self._tell(generation, generation.failed(reason))
+        self._forget(generation)
+
+    def _forget(self, generation: Generation) -> None:
+        self._scheduler.finish(generation.sequence)
+        del self._generations[generation.key]
+        del self._by_number[generation.sequence.number]
+
+    def _tell(self, generation: Generation, delta: TokenDelta) -> None:
+        self._report.deltas.setdefault(generation.owner, []).append(delta)
+
+    def _refuse(
+        self,
+        key: RequestKey,
+        code: RefusalCode,
+        message: str,
+        retry_after_s: float | None = None,
+    ) -> None:
+        self._counters.refused += 1
+        owner, request_id = key
+        self._report.refused.append((owner, Refused(request_id, code, message, retry_after_s)))
+
+    def _load_wish(self, sequence: Sequence) -> int:
+        return 0 if self._offload is None else self._offload.wish(sequence, self._times.prefill)
+
+    def _queue_store(self, sequence: Sequence, index: int) -> None:
+        if self._offload is None:
+            return
+        working_set = sequence.working_set
+        self._stores.put(
+            PageToStore(
+                slot=working_set.pages[index],
+                page=working_set.page(index),
+                group=working_set.keys[index - index % GROUP_PAGES],
+            )
+        )
+
+    def _store(self) -> None:
+        if self._offload is not None:
+            batch = self._stores.next_batch()
+            if batch:
+                self._offload.store(batch)
+
+    def _prefill_tokens(self) -> int:
+        return self._times.prefill_tokens(self._limits.step_target_s, least=self._page_tokens)
+
+    def _retry_after_s(self) -> float:
+        seconds = self._times.prefill.seconds(self._scheduler.waiting_tokens)
+        return min(_LONGEST_RETRY_S, max(1.0, seconds))
+
+    def _load(self) -> Load:
+        return Load(
+            running=self._scheduler.running,
+            waiting=self._scheduler.waiting,
+            waiting_tokens=self._scheduler.waiting_tokens,
+            free_pages=self._table.available,
+            total_pages=self._table.total,
+            prefill_tokens_per_s=self._times.prefill.per_s,
+            step_ms=self._times.step_s * 1e3,
+        )
+
+    def _status(self) -> WorkerStatus:
+        pages, counters, offload = self._table.counts(), self._counters, self._offload
+        return WorkerStatus(
+            state="serving",
+            running=self._scheduler.running,
+            waiting=self._scheduler.waiting,
+            loading=self._scheduler.loading,
+            waiting_tokens=self._scheduler.waiting_tokens,
+            pages_total=self._table.total,
+            pages_free=pages.free,
+            pages_writable=pages.writable,
+            pages_idle=pages.idle,
+            pages_in_use=pages.in_use,
+            pages_loading=pages.loading,
+            store_queue_pages=len(self._stores),
+            prefill_tokens_per_s=self._times.prefill.per_s,
+            load_tokens_per_s=0.0 if offload is None else offload.rate.per_s,
+            step_ms=self._times.step_s * 1e3,
+            steps=counters.steps,
+            requests=counters.requests,
+            finished=counters.finished,
+            failed=counters.failed,
+            cancelled=counters.cancelled,
+            refused=counters.refused,
+            preemptions=self._scheduler.preemptions,
+            prefill_tokens=counters.prefill_tokens,
+            decode_tokens=counters.decode_tokens,
+            cached_tokens_device=counters.cached_tokens_device,
+            cached_tokens_pool=counters.cached_tokens_pool,
+            pages_stored=self._stores.stored,
+            pages_store_dropped=self._stores.dropped,
+            pages_loaded=0 if offload is None else offload.counts.pages,
+            loads_missed=0 if offload is None else offload.counts.missed,
+            loads_skipped=0 if offload is None else offload.counts.skipped,
+        )
+
+
+def _pass(chunk: Chunk) -> Pass:
+    working_set = chunk.sequence.working_set
+    start = working_set.computed
+    return Pass(
+        sequence_id=chunk.sequence.number,
+        token_ids=working_set.tokens[start : start + chunk.tokens],
+        start=start,
+        page_ids=working_set.pages,
+        logits=LogitRows.LAST,
+        write=working_set.writes,
+    )

@@ -1,0 +1,63 @@
+"""What a worker holds, as the index is told.
+
+Covers page events of device memory. Does not cover sending them (`pie.index.publisher`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterable, Sequence
+
+from pie.index.contract import IndexWriter
+from pie.page.events import PageEntry, Tier
+from pie.page.key import PageKey
+from pie.page.layout import PageLayout
+from pie.worker.page_table import Change, FrozenPage
+
+
+class Holdings:
+    """The frozen pages of one worker's device memory. Thread-safe.
+
+    Args:
+        layout: Says which parts a page has.
+    """
+
+    def __init__(self, layout: PageLayout) -> None:
+        self._layout = layout
+        self._lock = threading.Lock()
+        self._pages: dict[PageKey, FrozenPage] = {}
+
+    def apply(self, changes: Sequence[Change], writer: IndexWriter) -> None:
+        """Take in what the page table did, and tell the index in the same order."""
+        for stored, run in itertools.groupby(changes, lambda change: change.stored):
+            pages = [change.page for change in run]
+            with self._lock:
+                for page in pages:
+                    if stored:
+                        self._pages[page.key] = page
+                    else:
+                        del self._pages[page.key]
+            entries = [entry for page in pages for entry in self._entries(page)]
+            if stored:
+                writer.stored(entries)
+            else:
+                writer.removed(entries)
+
+    def snapshot(self) -> list[PageEntry]:
+        """Return all that is held now."""
+        with self._lock:
+            pages = list(self._pages.values())
+        return [entry for page in pages for entry in self._entries(page)]
+
+    def _entries(self, page: FrozenPage) -> Iterable[PageEntry]:
+        for part in self._layout.parts:
+            yield PageEntry(
+                key=page.key,
+                parent=page.parent,
+                index=page.index,
+                part=part,
+                tier=Tier.DEVICE,
+                bytes=self._layout.part_bytes(part),
+                tenant_tag=page.tenant_tag,
+            )

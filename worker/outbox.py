@@ -1,0 +1,138 @@
+"""What goes back to one router.
+
+Covers merging: while a router gives no credit, its steps are merged into one message. Does not
+cover sockets and credit (`pie.wire`).
+
+It cannot grow without end: a merged delta is as long as its sequence, a router with too many unsent
+ones gets no new requests (`Outbox.is_full`), and one that takes nothing for as long as the wire
+waits is taken for gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterable
+
+from pie.page.events import Epoch
+from pie.wire.errors import PeerGone, WireError
+from pie.wire.messages import Load, Refused, StepTokens, TokenDelta
+from pie.wire.peer import Peer
+
+log = logging.getLogger("pie.worker.outbox")
+
+_MESSAGE_ENTRIES = 32_768
+"""Tokens and rivals of one message, about 1 MiB; what is beyond goes into the next."""
+
+
+def merge(earlier: TokenDelta, later: TokenDelta) -> TokenDelta:
+    """Return two deltas of one request as one."""
+    logprobs = None
+    if earlier.logprobs is not None or later.logprobs is not None:
+        logprobs = (earlier.logprobs or ()) + (later.logprobs or ())
+    return TokenDelta(
+        request_id=later.request_id,
+        token_ids=earlier.token_ids + later.token_ids,
+        text=earlier.text + later.text,
+        finish_reason=later.finish_reason,
+        started=earlier.started or later.started,
+        logprobs=logprobs,
+        stop_string=later.stop_string,
+        error=later.error,
+    )
+
+
+class Outbox:
+    """Sends to one router. For the event loop.
+
+    Args:
+        peer: The router.
+        epoch: This start of the worker.
+        limit: Requests with something unsent after which it is full.
+    """
+
+    def __init__(self, peer: Peer, *, epoch: Epoch, limit: int) -> None:
+        self._peer = peer
+        self._epoch = epoch
+        self._limit = limit
+        self._deltas: dict[str, TokenDelta] = {}
+        self._refused: list[Refused] = []
+        self._load: Load | None = None
+        self._sent_load: Load | None = None
+        self._wake = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much is unsent that the router should get no new requests."""
+        return len(self._deltas) + len(self._refused) >= self._limit
+
+    def put(self, deltas: Iterable[TokenDelta], load: Load) -> None:
+        """Send one step's deltas, with the next message that can go."""
+        for delta in deltas:
+            earlier = self._deltas.get(delta.request_id)
+            self._deltas[delta.request_id] = merge(earlier, delta) if earlier else delta
+        self._load = load
+        self._notify()
+
+    def refuse(self, refused: Refused) -> None:
+        """Say that a request was not carried out."""
+        self._refused.append(refused)
+        self._notify()
+
+    def tell_load(self, load: Load) -> None:
+        """Tell the load, unless the router knows it or has something coming."""
+        if load != self._sent_load and not self._deltas and self._peer.has_credit:
+            self.put((), load)
+
+    async def sent(self) -> None:
+        """Wait until nothing is unsent."""
+        await self._empty.wait()
+
+    async def close(self) -> None:
+        """Stop; what is unsent is dropped."""
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+
+    def _notify(self) -> None:
+        self._empty.clear()
+        self._wake.set()
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                while self._refused:
+                    await self._peer.send(self._refused.pop(0))
+                while self._load is not None:
+                    # What comes while this waits for credit is merged into the next.
+                    await self._peer.send(self._next_message(self._load))
+                if not self._wake.is_set():
+                    self._empty.set()
+        except PeerGone:
+            pass  # whoever made this is told by the peer itself
+        except WireError as error:
+            log.warning("a router takes no answers, so it is taken for gone: %s", error)
+            self._peer.end("It took no answers.")
+        finally:
+            self._deltas.clear()
+            self._refused.clear()
+            self._empty.set()
+
+    def _next_message(self, load: Load) -> StepTokens:
+        deltas: list[TokenDelta] = []
+        entries = 0
+        while self._deltas and entries < _MESSAGE_ENTRIES:
+            delta = self._deltas.pop(next(iter(self._deltas)))
+            entries += len(delta.token_ids)
+            entries += sum(len(position.top) for position in delta.logprobs or ())
+            deltas.append(delta)
+        if not self._deltas:
+            self._load = None
+        self._sent_load = load
+        return StepTokens(self._epoch, tuple(deltas), load)

@@ -1,0 +1,76 @@
+"""Frozen pages on their way to the pool, seen from the step thread.
+
+Covers the bounded queue of pages to store and the batch under way. Pure. Does not cover copying
+and sending (`pie.worker.offload`).
+
+A queued page is not pinned: under pressure it may leave before its turn, and counts as dropped.
+Only the batch under way is pinned, so that stores never hold more than one batch of device memory.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from pie.page.key import PageKey
+from pie.worker.batch import PageSlot
+from pie.worker.page_table import FrozenPage, PageTable
+
+
+@dataclass(frozen=True, slots=True)
+class PageToStore:
+    """A frozen page, where it lies, and the first key of its group of pages."""
+
+    slot: PageSlot
+    page: FrozenPage
+    group: PageKey
+
+
+class StoreQueue:
+    """Pages to store, oldest first, one batch at a time.
+
+    Args:
+        table: Where the pages are frozen.
+        limit_pages: Most pages that wait; more are dropped.
+        batch_pages: Most pages of a batch.
+    """
+
+    def __init__(self, table: PageTable, *, limit_pages: int, batch_pages: int) -> None:
+        self._table = table
+        self._limit_pages = limit_pages
+        self._batch_pages = batch_pages
+        self._queue: deque[PageToStore] = deque()
+        self.in_flight: tuple[PageSlot, ...] = ()
+        self.dropped = 0
+        self.stored = 0
+
+    def __len__(self) -> int:
+        return len(self._queue) + len(self.in_flight)
+
+    def put(self, page: PageToStore) -> None:
+        """Queue a page, or count it as dropped."""
+        if len(self._queue) >= self._limit_pages:
+            self.dropped += 1
+            return
+        self._queue.append(page)
+
+    def next_batch(self) -> list[PageToStore]:
+        """Begin the next batch and pin its pages; empty while one is under way."""
+        batch: list[PageToStore] = []
+        while self._queue and not self.in_flight and len(batch) < self._batch_pages:
+            page = self._queue.popleft()
+            if not self._table.holds(page.slot, page.page.key):
+                self.dropped += 1
+                continue
+            self._table.acquire(page.slot)
+            batch.append(page)
+        if batch:
+            self.in_flight = tuple(page.slot for page in batch)
+        return batch
+
+    def ended(self, stored: int) -> None:
+        """End the batch under way, of which the pool now holds `stored` pages."""
+        self._table.release(self.in_flight)
+        self.stored += stored
+        self.dropped += len(self.in_flight) - stored
+        self.in_flight = ()
