@@ -5,7 +5,7 @@ cover how they become HTTP answers (`pie.router.app`).
 
     RouterError
     ├── PortBusyError          the address to listen on is taken
-    ├── IndexUnreadableError   the index could not be read in time at the start
+    ├── AddressUnusableError   the address to listen on is not this machine's, or not allowed
     ├── TokenizerMismatchError a worker's tokenizer files differ from those found here
     └── ApiError               an answer to a client: status, message, type, param, code
 """
@@ -31,8 +31,17 @@ class PortBusyError(RouterError):
         return f"port {self.port} on {self.host} is in use; set router.port to another one"
 
 
-class IndexUnreadableError(RouterError):
-    """The index could not be read in time at the start."""
+class AddressUnusableError(RouterError):
+    """The address to listen on is not this machine's, or not allowed."""
+
+    def __init__(self, host: str, port: int, reason: str) -> None:
+        super().__init__(host, port, reason)
+        self.host = host
+        self.port = port
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"cannot listen on {self.host} port {self.port}: {self.reason}; see router.host"
 
 
 class TokenizerMismatchError(RouterError):

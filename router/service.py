@@ -1,14 +1,50 @@
 """The router as one object with a life: start, drain, close.
 
-Covers what a process that runs a router holds. Does not cover the HTTP application
-(`pie.router.app`) or the life of one request (`pie.router.dispatch`).
+Covers what a process that runs a router holds, and the HTTP server in it. Does not cover the
+application (`pie.router.app`) or the life of one request (`pie.router.dispatch`).
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import errno
+import logging
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import uvicorn
+
+from pie.index.contract import IndexMode
+from pie.index.feed import MirrorFeed
+from pie.index.mirror import Mirror
 from pie.index.settings import IndexSettings
+from pie.page.events import PlaceKind
 from pie.policies.routing import RoutingPolicy
+from pie.router.answer import Answerer
+from pie.router.app import RouterApp
+from pie.router.choice import Chooser
+from pie.router.dispatch import Dispatcher
+from pie.router.errors import AddressUnusableError, PortBusyError, unavailable
+from pie.router.gate import Gate
+from pie.router.memory import AnswerMemory
+from pie.router.metrics import RouterMetrics
+from pie.router.models import ModelCatalog
 from pie.router.settings import RouterSettings
+from pie.router.status import RouterStatus, WorkerLinkStatus
+from pie.router.workers import WorkerSet
+from pie.wire import WireSettings
+
+log = logging.getLogger("pie.router.service")
+
+_LOOK_S = 0.1
+"""How often workers are held against the mirror, which costs no round trip."""
+_KEEP_ALIVE_S = 75
+"""Longer than the 5 s after which OpenAI's client lets an idle connection go, and than the 60 s of
+common proxies: the side that sends requests closes first, so that none is sent into a closing one."""
+_BACKLOG = 2048
+_THREADS = 2
 
 
 class RouterService:
@@ -23,6 +59,7 @@ class RouterService:
             `unix:///run/pie/redis.sock`.
         index: The index's settings (key prefix, timings); its own `url` is not read.
         routing: Chooses workers; the built-in cost route where None.
+        wire: Limits of connections to workers.
     """
 
     def __init__(
@@ -32,13 +69,61 @@ class RouterService:
         index_url: str,
         index: IndexSettings | None = None,
         routing: RoutingPolicy | None = None,
+        wire: WireSettings | None = None,
     ) -> None:
-        raise NotImplementedError
+        self.settings = settings
+        self.metrics = RouterMetrics()
+        self._mirror = Mirror()
+        self._feed = MirrorFeed(index_url, self._mirror, settings=index)
+        self._memory = AnswerMemory(int(settings.remembered_bytes))
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="pie-router")
+        self._workers = WorkerSet(settings.max_workers_connected, wire)
+        self._catalog = ModelCatalog(
+            memory=self._memory,
+            thread_bytes=int(settings.thread_bytes),
+            threads=self._threads,
+            on_change=self._look,
+        )
+        self._gate = Gate(settings.max_in_flight, settings.retry_after_s, self.metrics)
+        dispatcher = Dispatcher(
+            self._workers,
+            Chooser(self._mirror, routing, self.metrics),
+            settings,
+            self.metrics,
+        )
+        self._answerer = Answerer(dispatcher, self._gate, self.metrics)
+        app = RouterApp(
+            settings,
+            catalog=self._catalog,
+            workers=self._workers,
+            answerer=self._answerer,
+            gate=self._gate,
+            metrics=self.metrics,
+            status=self.status,
+        )
+        self._server = _Server(
+            uvicorn.Config(
+                app.asgi(),
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=_KEEP_ALIVE_S,
+                # What is left when draining is over has been cancelled.
+                timeout_graceful_shutdown=1,
+            )
+        )
+        self._url = ""
+        self._looking: asyncio.Task[None] | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self._closed = False
 
     @property
     def url(self) -> str:
         """Base URL, such as `http://127.0.0.1:8000`; known after `start`."""
-        raise NotImplementedError
+        return self._url
 
     async def start(self) -> str:
         """Listen and read the index; return `url`.
@@ -47,14 +132,152 @@ class RouterService:
 
         Raises:
             PortBusyError: The address is taken.
-            IndexUnreadableError: The index could not be read in time.
+            AddressUnusableError: It is not this machine's, or not allowed.
         """
-        raise NotImplementedError
+        listener = _listener(self.settings)
+        host, port = listener.getsockname()[:2]
+        self._url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        await self._feed.start()
+        if not await self._feed.ready(self.settings.index_ready_timeout_s):
+            log.warning("the index could not be read yet; serving without it until it can")
+        self._look()
+        self._looking = asyncio.create_task(self._keep_looking())
+        self._serving = asyncio.create_task(self._server.serve([listener]))
+        while not self._server.started:
+            if self._serving.done():
+                await self._serving
+            await asyncio.sleep(0.005)
+        return self._url
 
     async def drain(self, timeout_s: float | None = None) -> bool:
         """Refuse new requests with 503, wait for running ones; True where all ended in time."""
-        raise NotImplementedError
+        self._gate.drain()
+        limit_s = self.settings.drain_timeout_s if timeout_s is None else timeout_s
+        return await self._gate.empty(limit_s)
 
     async def close(self) -> None:
         """Stop listening, cancel what runs, close every connection. Safe to call twice."""
-        raise NotImplementedError
+        if self._closed:
+            return
+        self._closed = True
+        self._gate.drain()
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+        self._answerer.stop(
+            unavailable("The router is stopping.", self.settings.retry_after_s, "draining")
+        )
+        if self._serving is not None:
+            self._server.should_exit = True
+            await asyncio.gather(self._serving, return_exceptions=True)
+        await self._workers.close()
+        await self._catalog.close()
+        await self._feed.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def status(self) -> RouterStatus:
+        """Return what this router knows, and bring its gauges up to date."""
+        links = [
+            WorkerLinkStatus(
+                place=link.record.place,
+                model=link.record.model_name,
+                address=link.record.address,
+                usable=link.usable,
+                running=link.running,
+                queued_tokens=link.queued_tokens,
+                decoding=link.decoding,
+                free_pages=link.load.free_pages if link.load else None,
+                total_pages=link.load.total_pages if link.load else link.record.total_pages,
+                prefill_tokens_per_s=link.prefill_tokens_per_s,
+            )
+            for link in self._workers.links.values()
+        ]
+        usable = sum(link.usable for link in links)
+        mode = self._mirror.mode
+        self.metrics.workers.set(usable)
+        for known in IndexMode:
+            self.metrics.index_mode.labels(known.value).set(known is mode)
+        reason = self._why_not_ready(usable)
+        return RouterStatus(
+            ready=not reason,
+            reason=reason,
+            draining=self._gate.draining,
+            index=mode.value,
+            models=tuple(model.name for model in self._catalog.models),
+            usable_workers=usable,
+            workers=tuple(links),
+            in_flight=self._gate.inside,
+            prompt_tokens=self.metrics.total(self.metrics.prompt_tokens),
+            cached_tokens=self.metrics.total(self.metrics.cached_tokens),
+            predicted_tokens=self.metrics.total(self.metrics.predicted_tokens),
+            output_tokens=self.metrics.total(self.metrics.output_tokens),
+            remembered_answers=len(self._memory),
+            remembered_bytes=self._memory.used_bytes,
+        )
+
+    def _why_not_ready(self, usable: int) -> str:
+        if self._gate.draining:
+            return "The router is stopping."
+        if self._catalog.problems:
+            return self._catalog.problems[0]
+        if not usable:
+            index = "" if self._mirror.mode is IndexMode.OK else f"; index: {self._mirror.mode}"
+            return f"No worker is connected{index}."
+        if not self._catalog.models:
+            return "The tokenizer is being loaded."
+        return ""
+
+    async def _keep_looking(self) -> None:
+        """Hold workers and models against the mirror, for ever."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            try:
+                self._look()
+            except Exception:
+                log.exception("workers could not be brought up to date")
+
+    def _look(self) -> None:
+        if self._closed:
+            return
+        records = [
+            record
+            for record in self._mirror.places().values()
+            if record.kind is PlaceKind.WORKER and record.model_root is not None
+        ]
+        self._workers.sync(records)
+        self._catalog.update(records)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: whoever runs the process handles signals."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals alone."""
+        yield
+
+
+def _listener(settings: RouterSettings) -> socket.socket:
+    """Return a listening socket.
+
+    Raises:
+        PortBusyError: The address is taken.
+    """
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            # Connections inherit it: one whose client takes nothing for so long is dropped.
+            listener.setsockopt(
+                socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(settings.send_timeout_s * 1000)
+            )
+        listener.bind((settings.host, settings.port))
+        listener.listen(_BACKLOG)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise PortBusyError(settings.host, settings.port) from error
+        raise AddressUnusableError(settings.host, settings.port, str(error)) from error
+    return listener

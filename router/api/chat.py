@@ -24,7 +24,8 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from pie.router.api.body import INT64_MAX, BodyLimits, GenerationBody
-from pie.router.api.usage import Usage
+from pie.router.api.usage import Usage, finish_text
+from pie.router.mailbox import Piece
 from pie.wire.messages import PositionLogprobs, TokenLogprob
 
 
@@ -185,7 +186,7 @@ class ChatChunk(msgspec.Struct):
     choices: list[ChatChunkChoice]
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     system_fingerprint: str | None = None
-    usage: Usage | None | UnsetType = UNSET
+    usage: Usage | UnsetType | None = UNSET
 
 
 LOWEST_LOGPROB = -9999.0
@@ -209,3 +210,60 @@ def _spelled(token: TokenLogprob) -> tuple[str, float, list[int]]:
     """Return a token as text, log-probability and bytes."""
     text = token.token.decode("utf-8", errors="replace")
     return text, max(token.logprob, LOWEST_LOGPROB), list(token.token)
+
+
+class ChatShaper:
+    """Shapes the pieces of one request."""
+
+    content_field = "messages"
+
+    def __init__(self, request_id: str, created_s: int, model: str, *, usage_events: bool) -> None:
+        self._id = f"chatcmpl-{request_id}"
+        self._created_s = created_s
+        self._model = model
+        self._no_usage: UnsetType | None = None if usage_events else UNSET
+
+    def answer(self, pieces: Sequence[Piece], counts: Usage) -> ChatCompletion:
+        """Return the whole answer."""
+        return ChatCompletion(
+            self._id,
+            self._created_s,
+            self._model,
+            [
+                ChatChoice(
+                    piece.index,
+                    AnswerMessage(piece.text),
+                    finish_text(piece.finish) or "stop",
+                    chat_logprobs(piece.logprobs) if piece.logprobs else None,
+                )
+                for piece in pieces
+            ],
+            counts,
+        )
+
+    def opening(self, choices: int) -> list[ChatChunk]:
+        """Return the events that say who speaks."""
+        return [
+            self._chunk(ChatChunkChoice(index, ChatDelta("assistant", "")))
+            for index in range(choices)
+        ]
+
+    def event(self, piece: Piece, offset: int) -> ChatChunk:
+        """Return the event for what a sequence made."""
+        del offset
+        text = piece.text
+        return self._chunk(
+            ChatChunkChoice(
+                piece.index,
+                ChatDelta(content=text) if text or not piece.finish else ChatDelta(),
+                chat_logprobs(piece.logprobs) if piece.logprobs else None,
+                finish_text(piece.finish),
+            )
+        )
+
+    def closing(self, counts: Usage) -> ChatChunk:
+        """Return the event that has the usage."""
+        return ChatChunk(self._id, self._created_s, self._model, [], usage=counts)
+
+    def _chunk(self, choice: ChatChunkChoice) -> ChatChunk:
+        return ChatChunk(self._id, self._created_s, self._model, [choice], usage=self._no_usage)

@@ -16,7 +16,8 @@ from pydantic_core import PydanticCustomError
 
 from pie.router.api.body import BodyLimits, GenerationBody
 from pie.router.api.chat import LOWEST_LOGPROB
-from pie.router.api.usage import Usage
+from pie.router.api.usage import Usage, finish_text
+from pie.router.mailbox import Piece
 from pie.wire.messages import PositionLogprobs
 
 
@@ -113,7 +114,7 @@ class Completion(msgspec.Struct):
     choices: list[CompletionChoice]
     object: Literal["text_completion"] = "text_completion"
     system_fingerprint: str | None = None
-    usage: Usage | None | UnsetType = UNSET
+    usage: Usage | UnsetType | None = UNSET
 
 
 def completion_logprobs(positions: Sequence[PositionLogprobs], offset: int) -> CompletionLogprobs:
@@ -143,3 +144,52 @@ def _spelled(token: bytes) -> str:
         return token.decode("utf-8")
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
+
+
+class CompletionShaper:
+    """Shapes the pieces of one request."""
+
+    content_field = "prompt"
+
+    def __init__(self, request_id: str, created_s: int, model: str, *, usage_events: bool) -> None:
+        self._id = f"cmpl-{request_id}"
+        self._created_s = created_s
+        self._model = model
+        self._no_usage: UnsetType | None = None if usage_events else UNSET
+
+    def answer(self, pieces: Sequence[Piece], counts: Usage) -> Completion:
+        """Return the whole answer."""
+        return Completion(
+            self._id,
+            self._created_s,
+            self._model,
+            [self._choice(piece, 0) for piece in pieces],
+            usage=counts,
+        )
+
+    def opening(self, choices: int) -> list[Completion]:
+        """Return the events before the first text: none."""
+        del choices
+        return []
+
+    def event(self, piece: Piece, offset: int) -> Completion:
+        """Return the event for what a sequence made after `offset` characters."""
+        return Completion(
+            self._id,
+            self._created_s,
+            self._model,
+            [self._choice(piece, offset)],
+            usage=self._no_usage,
+        )
+
+    def closing(self, counts: Usage) -> Completion:
+        """Return the event that has the usage."""
+        return Completion(self._id, self._created_s, self._model, [], usage=counts)
+
+    def _choice(self, piece: Piece, offset: int) -> CompletionChoice:
+        return CompletionChoice(
+            piece.index,
+            piece.text,
+            completion_logprobs(piece.logprobs, offset) if piece.logprobs else None,
+            finish_text(piece.finish),
+        )

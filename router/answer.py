@@ -1,0 +1,199 @@
+"""One HTTP request's answer: its sequences are started, written to the client, and accounted for.
+
+Covers streaming and not, hanging up, headers, usage and remembering. Does not cover parsing
+(`pie.router.api`), sequences (`pie.router.dispatch`) or sockets (`pie.router.exchange`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Sequence
+
+from pie.router.api.usage import Shaper, Usage, usage
+from pie.router.dispatch import Dispatcher
+from pie.router.errors import ApiError
+from pie.router.exchange import ClientGoneError, Exchange
+from pie.router.gate import Gate
+from pie.router.generation import Generation, Order
+from pie.router.link import loaded_tokens
+from pie.router.mailbox import Mailbox
+from pie.router.metrics import RouterMetrics
+
+log = logging.getLogger("pie.router.answer")
+
+
+class Answerer:
+    """Answers requests whose orders are known."""
+
+    def __init__(self, dispatcher: Dispatcher, gate: Gate, metrics: RouterMetrics) -> None:
+        self._dispatcher = dispatcher
+        self._gate = gate
+        self._metrics = metrics
+        self._open: set[Mailbox] = set()
+
+    def stop(self, error: ApiError) -> None:
+        """End every request that is under way with `error`."""
+        for mailbox in self._open:
+            mailbox.fail(error)
+
+    async def answer(
+        self,
+        exchange: Exchange,
+        request_id: str,
+        orders: Sequence[Order],
+        shaper: Shaper,
+        *,
+        choices: int,
+        stream: bool,
+        usage_events: bool,
+    ) -> None:
+        """Generate and answer.
+
+        Args:
+            exchange: Where the answer goes.
+            request_id: Names the request.
+            orders: One for each sequence, the choices of a prompt next to each other.
+            shaper: Gives the answer its shape.
+            choices: Sequences for each prompt.
+            stream: Whether to send events while they are made.
+            usage_events: Whether the last event has the usage.
+
+        Raises:
+            ApiError: It cannot be answered, or not to its end.
+            ClientGoneError: Nobody is left to answer.
+        """
+        with self._gate.enter(len(orders)):
+            mailbox = Mailbox(len(orders), streaming=stream)
+            generations = [
+                Generation(f"{request_id}-{index}", index, order, mailbox)
+                for index, order in enumerate(orders)
+            ]
+            tasks = [
+                asyncio.create_task(self._dispatcher.run(generation)) for generation in generations
+            ]
+            watch = asyncio.create_task(exchange.watch(mailbox.hang_up))
+            self._open.add(mailbox)
+            try:
+                if stream:
+                    await self._stream(
+                        exchange, request_id, generations, shaper, mailbox, choices, usage_events
+                    )
+                else:
+                    await self._once(exchange, request_id, generations, shaper, mailbox, choices)
+            except ClientGoneError:
+                self._metrics.disconnects.inc()
+                log.info("request %s: the client hung up", request_id)
+                raise
+            finally:
+                self._open.discard(mailbox)
+                watch.cancel()
+                for task in tasks:
+                    task.cancel()
+                self._count(generations)
+
+    async def _once(
+        self,
+        exchange: Exchange,
+        request_id: str,
+        generations: Sequence[Generation],
+        shaper: Shaper,
+        mailbox: Mailbox,
+        choices: int,
+    ) -> None:
+        """Answer when everything is there."""
+        pieces = await mailbox.take()
+        if not pieces:
+            raise ClientGoneError
+        pieces.sort(key=lambda piece: piece.index)
+        counts = _usage(generations, choices)
+        # Before the client can ask its next turn.
+        self._remember(generations)
+        await exchange.respond_json(
+            200, shaper.answer(pieces, counts), _headers(request_id, generations)
+        )
+
+    async def _stream(
+        self,
+        exchange: Exchange,
+        request_id: str,
+        generations: Sequence[Generation],
+        shaper: Shaper,
+        mailbox: Mailbox,
+        choices: int,
+        usage_events: bool,
+    ) -> None:
+        """Answer event by event."""
+        offsets = [0] * len(generations)
+        begun = False
+        while True:
+            pieces = await mailbox.take()
+            if not pieces:
+                raise ClientGoneError
+            ended = mailbox.ended
+            events = [shaper.event(piece, offsets[piece.index]) for piece in pieces]
+            for piece in pieces:
+                offsets[piece.index] += sum(map(len, piece.texts))
+            if not begun:
+                begun = True
+                await exchange.begin_stream(_headers(request_id, generations))
+                events = [*shaper.opening(len(generations)), *events]
+            if ended:
+                if usage_events:
+                    events.append(shaper.closing(_usage(generations, choices)))
+                self._remember(generations)
+                await exchange.end_stream(events)
+                return
+            await exchange.send_events(events)
+
+    def _remember(self, generations: Sequence[Generation]) -> None:
+        """Keep the ids of answers, for the next turn of their conversations."""
+        for generation in generations:
+            order = generation.order
+            order.model.prompts.remember(order.prompt, generation.text, generation.output_ids)
+
+    def _count(self, generations: Sequence[Generation]) -> None:
+        """Count what was made, whether or not it was made to its end."""
+        metrics = self._metrics
+        now_s = time.monotonic()
+        for generation in generations:
+            started = generation.started
+            if started is None or generation.first_token_s is None:
+                continue
+            arrived_s = generation.order.arrived_s
+            metrics.first_token_s.observe(generation.first_token_s - arrived_s)
+            metrics.duration_s.observe(now_s - arrived_s)
+            metrics.output_tokens.inc(len(generation.output_ids))
+            metrics.prompt_tokens.inc(len(generation.order.prompt.ids))
+            metrics.predicted_tokens.inc(generation.predicted_tokens)
+            if started.cached.device:
+                metrics.cached_tokens.labels("device").inc(started.cached.device)
+            for tier, tokens in loaded_tokens(started.cached).items():
+                metrics.cached_tokens.labels(tier).inc(tokens)
+
+
+def new_request_id() -> str:
+    """Return a name for a request that nobody else uses."""
+    return secrets.token_hex(12)
+
+
+def _headers(request_id: str, generations: Sequence[Generation]) -> dict[str, str]:
+    """Return what an answer says of itself."""
+    first = next((g for g in generations if g.started is not None), generations[0])
+    return {
+        "x-pie-request-id": request_id,
+        "x-pie-worker": first.place or "",
+        "x-pie-cached-tokens": str(first.cached_tokens),
+    }
+
+
+def _usage(generations: Sequence[Generation], choices: int) -> Usage:
+    """Return the counts of a request; a prompt counts once, whatever its choices."""
+    firsts = generations[::choices]
+    return usage(
+        prompt=sum(len(generation.order.prompt.ids) for generation in firsts),
+        completion=sum(len(generation.output_ids) for generation in generations),
+        cached=sum(generation.cached_tokens for generation in firsts),
+    )

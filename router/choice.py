@@ -1,0 +1,268 @@
+"""Which worker takes a request: what each candidate holds, and what the policy says.
+
+Covers turning runs of held pages, prefixes in the making and loads into the views that a routing
+policy is shown, and containing a policy that fails. Does not cover the policies
+(`pie.policies.routing_cost`) or sending (`pie.router.dispatch`).
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pie.index.contract import IndexReader, PlaceRecord
+from pie.index.runs import MaskRun
+from pie.page.events import Part, PartMask, PlaceId, PlaceKind, Tier, part_tiers
+from pie.page.key import PageKey, page_keys, tenant_root
+from pie.page.layout import usable_run
+from pie.policies.routing import Choice, RequestView, RoutingPolicy, WorkerView
+from pie.policies.routing_cost import CostRouting
+from pie.router.link import WorkerLink
+from pie.router.metrics import RouterMetrics
+
+log = logging.getLogger("pie.router.choice")
+
+_Segments = Sequence[tuple[PartMask, int]]
+_NEAREST = ((Tier.HOST, "host"), (Tier.DISK, "disk"))
+_DEVICE = 1 << Tier.DEVICE
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """How many of a prompt's leading pages a worker could use, by where they are."""
+
+    device_pages: int = 0
+    load_pages: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def pages(self) -> int:
+        """All of them."""
+        return self.device_pages + sum(self.load_pages.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A worker, and what the choice was made from."""
+
+    link: WorkerLink
+    keys: Sequence[PageKey]
+    predicted_tokens: int
+    choice: Choice
+
+
+class Chooser:
+    """Chooses workers by what the index says and a policy decides.
+
+    Args:
+        index: Who holds which page.
+        policy: Decides; the built-in cost route where None, and where it fails.
+        metrics: Counts failures.
+    """
+
+    def __init__(
+        self, index: IndexReader, policy: RoutingPolicy | None, metrics: RouterMetrics
+    ) -> None:
+        self._index = index
+        self._fallback = CostRouting()
+        self._policy: RoutingPolicy = policy or self._fallback
+        self._metrics = metrics
+
+    def choose(
+        self,
+        request_id: str,
+        tokens: array[int],
+        links: Sequence[WorkerLink],
+        *,
+        salt: str | None,
+        session: str | None,
+    ) -> Chosen:
+        """Return the worker for a prompt. `links` is never empty."""
+        keys_by_root: dict[tuple[bytes, int], list[PageKey]] = {}
+        runs_by_root: dict[tuple[bytes, int], _Runs] = {}
+        views: dict[PlaceId, tuple[WorkerView, WorkerLink]] = {}
+        for link in links:
+            record = link.record
+            assert record.model_root is not None
+            root = (record.model_root, record.page_tokens)
+            if root not in keys_by_root:
+                keys_by_root[root] = page_keys(
+                    tenant_root(record.model_root, salt=salt), tokens, record.page_tokens
+                )
+                runs_by_root[root] = _Runs(self._index, keys_by_root[root])
+            held = runs_by_root[root].held(link)
+            views[record.place] = (view(link, held, len(tokens)), link)
+        page_tokens = links[0].record.page_tokens
+        choice = self._decide(
+            RequestView(request_id, len(tokens), page_tokens, session),
+            [view for view, _ in views.values()],
+        )
+        chosen, link = views[choice.place]
+        assert link.record.model_root is not None
+        return Chosen(
+            link,
+            keys_by_root[link.record.model_root, link.record.page_tokens],
+            min(chosen.device_tokens + sum(chosen.loads.values()), len(tokens) - 1),
+            choice,
+        )
+
+    def _decide(self, request: RequestView, workers: Sequence[WorkerView]) -> Choice:
+        """Ask the policy; where it fails, the built-in answers."""
+        if self._policy is not self._fallback:
+            try:
+                choice = self._policy.choose(request, workers)
+                if any(worker.place == choice.place for worker in workers):
+                    return choice
+                reason = f"it chose {choice.place!r}, which is no candidate"
+            # A user's policy may raise anything.
+            except Exception as error:  # noqa: BLE001
+                reason = f"{type(error).__name__}: {error}"
+            self._metrics.policy_failures.inc()
+            log.warning("the routing policy failed, the built-in one answers: %s", reason)
+        return self._fallback.choose(request, workers)
+
+
+class _Runs:
+    """Who holds the pages of one prompt."""
+
+    def __init__(self, index: IndexReader, keys: Sequence[PageKey]) -> None:
+        self.keys = keys
+        places = index.places()
+        self._runs = index.matches(keys) if keys else {}
+        self._pool = self._pooled(index, places)
+
+    def held(self, link: WorkerLink) -> Held:
+        """Return what `link`'s worker could use."""
+        record = link.record
+        own = self._runs.get(record.place, ())
+        held = held_pages(_segments(own), self._pool, record)
+        making = 0
+        inflight = link.inflight_keys
+        if inflight:
+            for key in self.keys:
+                if key not in inflight:
+                    break
+                making += 1
+        return in_the_making(held, making)
+
+    def _pooled(self, index: IndexReader, places: Mapping[PlaceId, PlaceRecord]) -> _Segments:
+        """Return the leading run that pool nodes hold together.
+
+        Groups of pages are spread over nodes, so that a run goes on at another node where it ends.
+        """
+        segments: list[tuple[PartMask, int]] = []
+        runs, at = self._runs, 0
+        while True:
+            best = max(
+                (
+                    run
+                    for place, run in runs.items()
+                    if place in places and places[place].kind is PlaceKind.POOL
+                ),
+                key=len,
+                default=None,
+            )
+            if not best:
+                return segments
+            segments += _segments(best)
+            at += len(best)
+            if at >= len(self.keys):
+                return segments
+            runs = index.matches(self.keys[at:])
+
+
+def view(link: WorkerLink, held: Held, prompt_tokens: int) -> WorkerView:
+    """Return what a policy is shown of a worker."""
+    page_tokens = link.record.page_tokens
+    return WorkerView(
+        place=link.record.place,
+        device_tokens=min(held.device_pages * page_tokens, prompt_tokens),
+        loads={tier: pages * page_tokens for tier, pages in held.load_pages.items()},
+        queued_tokens=link.queued_tokens,
+        running=link.decoding,
+        prefill_tokens_per_s=link.prefill_tokens_per_s,
+        load_tokens_per_s={tier: link.load_tokens_per_s(tier) for tier in held.load_pages},
+        decode_step_ms=link.decode_step_ms,
+    )
+
+
+def held_pages(own: _Segments, pool: _Segments, record: PlaceRecord) -> Held:
+    """Return how many leading pages a worker could use that holds `own` and may load from `pool`."""
+    parts = tuple(Part(part) for part in record.parts)
+    merged = list(_merge(own, pool))
+    main = Part.FULL if Part.FULL in parts else parts[0]
+    if parts == (Part.FULL,):
+        usable = 0
+        for a, b, pages in merged:
+            if not part_tiers(PartMask(a | b), Part.FULL):
+                break
+            usable += pages
+    else:
+        usable = usable_run(
+            [PartMask(a | b) for a, b, pages in merged for _ in range(pages)],
+            parts=parts,
+            window_tokens=record.window_tokens,
+            page_tokens=record.page_tokens,
+        )
+    device = 0
+    loads: dict[str, int] = {}
+    for a, _, pages in merged:
+        pages = min(pages, usable)  # noqa: PLW2901
+        if not pages:
+            break
+        usable -= pages
+        tiers = part_tiers(a, main)
+        if tiers & _DEVICE:
+            device += pages
+            continue
+        tier = next((name for tier, name in _NEAREST if tiers & (1 << tier)), "pool")
+        loads[tier] = loads.get(tier, 0) + pages
+    return Held(device, loads)
+
+
+def in_the_making(held: Held, pages: int) -> Held:
+    """Return `held` where the first `pages` pages are being computed or loaded already."""
+    if pages <= held.device_pages:
+        return held
+    loads: dict[str, int] = {}
+    gone = pages - held.device_pages
+    for tier, count in held.load_pages.items():
+        left = max(0, count - gone)
+        gone -= count - left
+        if left:
+            loads[tier] = left
+    return Held(pages, loads)
+
+
+def _segments(run: Sequence[PartMask]) -> _Segments:
+    """Return a run compressed."""
+    if isinstance(run, MaskRun):
+        return run.segments
+    return [(mask, 1) for mask in run]
+
+
+def _merge(first: _Segments, second: _Segments) -> Iterator[tuple[PartMask, PartMask, int]]:
+    """Yield both runs side by side; where one has ended, its mask is 0."""
+    left, right = _spent(first), _spent(second)
+    a, a_pages = next(left)
+    b, b_pages = next(right)
+    none = PartMask(0)
+    while a_pages or b_pages:
+        pages = min(a_pages or b_pages, b_pages or a_pages)
+        yield (a if a_pages else none), (b if b_pages else none), pages
+        if a_pages:
+            a_pages -= pages
+            if not a_pages:
+                a, a_pages = next(left)
+        if b_pages:
+            b_pages -= pages
+            if not b_pages:
+                b, b_pages = next(right)
+
+
+def _spent(segments: Iterable[tuple[PartMask, int]]) -> Iterator[tuple[PartMask, int]]:
+    """Yield segments, then empty ones for ever."""
+    yield from segments
+    while True:
+        yield PartMask(0), 0

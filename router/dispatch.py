@@ -1,0 +1,270 @@
+"""One sequence's life: choose a worker, send, retry before the first token, resume after it.
+
+Covers attempts, their limits, and what a client is told when there are none left. Does not cover
+who is chosen (`pie.router.choice`) or how text reaches the client (`pie.router.exchange`).
+
+A resume sends the prompt with the tokens that the client has, and where the prompt ends: the new
+worker feeds those to its detokeniser and stop matcher without sending their text again, counts
+them for penalties, and draws the next token for the next output position.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from pie.page.key import pack_tokens
+from pie.router.choice import Chooser, Chosen
+from pie.router.errors import ApiError, invalid, overloaded, server_error, unavailable
+from pie.router.generation import Ending, Generation
+from pie.router.link import Running, WorkerLink
+from pie.router.metrics import RouterMetrics
+from pie.router.settings import RouterSettings
+from pie.router.workers import WorkerSet
+from pie.wire import WireError, WireTimeout
+from pie.wire.messages import Generate, RefusalCode
+
+log = logging.getLogger("pie.router.dispatch")
+
+_POLL_S = 0.02
+"""How often a request that lost its worker looks for another."""
+_SEND_TIMEOUT_S = 5.0
+_MOST_FAILURES = 2
+"""A request that two workers tried and could not is not tried on a third."""
+
+
+class Dispatcher:
+    """Carries sequences out.
+
+    Args:
+        workers: Who can.
+        chooser: Chooses among them.
+        settings: Limits.
+        metrics: Counts what happens.
+    """
+
+    def __init__(
+        self,
+        workers: WorkerSet,
+        chooser: Chooser,
+        settings: RouterSettings,
+        metrics: RouterMetrics,
+    ) -> None:
+        self._workers = workers
+        self._chooser = chooser
+        self._settings = settings
+        self._metrics = metrics
+
+    async def run(self, generation: Generation) -> None:
+        """Carry a sequence out; what it makes, and why it cannot go on, goes to its mailbox.
+
+        Cancelling this cancels it at the worker.
+        """
+        try:
+            await self._attempts(generation)
+        except ApiError as error:
+            generation.mailbox.fail(error)
+        except Exception:
+            log.exception("request %s failed", generation.request_id)
+            generation.mailbox.fail(server_error("The router failed."))
+
+    async def _attempts(self, generation: Generation) -> None:
+        tried: set[WorkerLink] = set()
+        left = self._settings.attempts
+        failures = 0
+        while left > 0 and failures < _MOST_FAILURES:
+            chosen = await self._pick(generation, tried)
+            if chosen is None:
+                break
+            ending = await self._attempt(generation, chosen)
+            if ending is Ending.DONE:
+                return
+            self._lost(generation, chosen.link, ending)
+            left -= 1
+            if ending is Ending.REFUSED:
+                self._raise_for_good(generation)
+            # A worker that is gone takes no request until it is back, and then it may.
+            if ending is not Ending.GONE:
+                tried.add(chosen.link)
+            failures += ending is Ending.FAILED
+        raise self._gave_up(generation)
+
+    async def _pick(self, generation: Generation, tried: set[WorkerLink]) -> Chosen | None:
+        """Return the worker for the next attempt; None where there is none.
+
+        A request that lost its worker waits a while for one to come back, and a client that has
+        read half an answer for one that has room; a new request does not.
+        """
+        since_s = time.monotonic()
+        until_s = since_s + self._settings.worker_wait_s
+        while not (links := self._candidates(generation, tried)):
+            refused = generation.refused is not None and generation.first_token_s is None
+            if generation.attempts == 0 or refused or time.monotonic() >= until_s:
+                return None
+            await asyncio.sleep(_POLL_S)
+            if time.monotonic() >= since_s + self._settings.retry_after_s:
+                tried.clear()
+        order = generation.order
+        chosen = self._chooser.choose(
+            generation.request_id, generation.tokens, links, salt=order.salt, session=order.session
+        )
+        if generation.first_token_s is None:
+            generation.predicted_tokens = chosen.predicted_tokens
+            generation.place = chosen.link.record.place
+        return chosen
+
+    def _candidates(self, generation: Generation, tried: set[WorkerLink]) -> list[WorkerLink]:
+        """Return the workers that may take it and have not failed it yet."""
+        order = generation.order
+        length = len(order.prompt.ids) + len(generation.output_ids)
+        return [
+            link
+            for link in self._workers.usable(order.model.name, order.model.digest)
+            if link not in tried
+            and length < link.record.context_tokens
+            and order.only_place in (None, link.record.place)
+        ]
+
+    async def _attempt(self, generation: Generation, chosen: Chosen) -> Ending:
+        """Send it to one worker and wait for the end."""
+        order, link = generation.order, chosen.link
+        ended = generation.next_attempt()
+        tokens = generation.tokens
+        remaining_s = self._remaining_s(generation)
+        message = Generate(
+            request_id=generation.attempt_id,
+            epoch=link.record.epoch,
+            output_start=len(order.prompt.ids),
+            max_tokens=order.max_tokens,
+            sampling=order.sampling,
+            stop=order.stop,
+            stop_token_ids=order.stop_token_ids,
+            ignore_eos=order.ignore_eos,
+            salt=order.salt,
+            tenant_tag=order.tenant_tag,
+            deadline_s=remaining_s,
+        )
+        running = Running(
+            sink=generation,
+            keys=chosen.keys,
+            new_tokens=len(tokens) - chosen.predicted_tokens,
+            prompt_tokens=len(tokens),
+        )
+        if generation.attempts == 1:
+            self._metrics.overhead_s.observe(time.monotonic() - order.arrived_s)
+        try:
+            await link.begin(message, pack_tokens(tokens), running, timeout_s=_SEND_TIMEOUT_S)
+        except WireTimeout:
+            return Ending.SILENT
+        except WireError:
+            return Ending.GONE
+        watch = _Watch(generation, running, ended, self._settings, remaining_s)
+        try:
+            ending = await ended
+        finally:
+            watch.stop()
+            link.cancel(message.request_id)
+        if ending is Ending.LATE:
+            raise server_error(
+                f"No full answer within {self._settings.request_timeout_s:g} s.", "timeout", 504
+            )
+        return ending
+
+    def _remaining_s(self, generation: Generation) -> float:
+        """Return the time that a request has left."""
+        used_s = time.monotonic() - generation.order.arrived_s
+        return max(self._settings.request_timeout_s - used_s, 0.001)
+
+    def _lost(self, generation: Generation, link: WorkerLink, ending: Ending) -> None:
+        """Count and log an attempt that did not bring the answer."""
+        reason = ending.value
+        if ending is Ending.REFUSED and generation.refused is not None:
+            reason = generation.refused.code.value
+            if generation.refused.code is RefusalCode.STALE_EPOCH:
+                # It has started anew, which its record will say in a moment.
+                generation.refused = None
+        counter = self._metrics.retries
+        if generation.first_token_s is not None:
+            counter = self._metrics.resumes
+        counter.labels(reason).inc()
+        log.info(
+            "request %s lost worker %s (%s) after %d tokens",
+            generation.request_id,
+            link.record.place,
+            reason,
+            len(generation.output_ids),
+        )
+
+    def _raise_for_good(self, generation: Generation) -> None:
+        """Raise where no other worker would take it either."""
+        refused = generation.refused
+        if refused is None or generation.first_token_s is not None:
+            return
+        if refused.code is RefusalCode.CONTEXT_LENGTH:
+            raise invalid(refused.message, generation.order.param, "context_length_exceeded")
+        if refused.code is RefusalCode.BAD_MESSAGE:
+            raise invalid(refused.message, None)
+
+    def _gave_up(self, generation: Generation) -> ApiError:
+        """Return what to tell a client for whom no worker is left."""
+        refused, order = generation.refused, generation.order
+        retry_after_s = self._settings.retry_after_s
+        if refused is not None:
+            retry_after_s = refused.retry_after_s or retry_after_s
+            if refused.code in (RefusalCode.OVERLOADED, RefusalCode.NO_ROOM):
+                return overloaded(f"All workers are busy: {refused.message}", retry_after_s)
+            if refused.code is RefusalCode.DRAINING:
+                return unavailable("All workers are stopping.", retry_after_s)
+            return server_error(f"The worker refused: {refused.message}")
+        if generation.failure:
+            return server_error(f"The worker failed: {generation.failure}")
+        if order.only_place is not None:
+            return unavailable(f"Worker {order.only_place} takes no requests.", retry_after_s)
+        return unavailable(f"No worker for {order.model.name} is there.", retry_after_s)
+
+
+class _Watch:
+    """Ends an attempt whose worker is silent for too long, or whose time is up."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        running: Running,
+        ended: asyncio.Future[Ending],
+        settings: RouterSettings,
+        remaining_s: float,
+    ) -> None:
+        self._generation = generation
+        self._running = running
+        self._ended = ended
+        self._settings = settings
+        self._until_s = time.monotonic() + remaining_s
+        self._handle = self._later()
+
+    def stop(self) -> None:
+        """Watch no longer."""
+        self._handle.cancel()
+
+    def _limit_s(self) -> float:
+        """Return when the worker has been silent for too long."""
+        settings = self._settings
+        started = self._running.started
+        gap_s = settings.token_gap_timeout_s if started else settings.first_token_timeout_s
+        return self._generation.last_heard_s + gap_s
+
+    def _later(self) -> asyncio.TimerHandle:
+        """Look again when a limit could be reached."""
+        delay_s = min(self._limit_s(), self._until_s) - time.monotonic()
+        return asyncio.get_running_loop().call_later(max(delay_s, 0.01), self._look)
+
+    def _look(self) -> None:
+        now_s = time.monotonic()
+        if self._ended.done():
+            return
+        if now_s >= self._until_s:
+            self._ended.set_result(Ending.LATE)
+        elif now_s >= self._limit_s():
+            self._ended.set_result(Ending.SILENT)
+        else:
+            self._handle = self._later()

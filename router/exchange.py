@@ -1,0 +1,173 @@
+"""One HTTP request and its answer.
+
+Covers reading a body within its limits, answering once or as server-sent events, and noticing
+that the client has gone. Does not cover what is asked (`pie.router.app`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
+from starlette.types import Message, Receive, Scope, Send
+
+from pie.router.errors import ApiError
+from pie.router.settings import RouterSettings
+from pie.router.sse import DONE, event
+
+JSON = "application/json"
+_STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+_encode = msgspec.json.Encoder().encode
+
+
+class ClientGoneError(Exception):
+    """Nobody is left to answer: the client hung up or takes nothing."""
+
+
+class Exchange:
+    """One request and its answer, on top of ASGI."""
+
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, settings: RouterSettings
+    ) -> None:
+        self.scope = scope
+        self.status = 0
+        """Of the answer; 0 until it has begun."""
+        self._receive = receive
+        self._send = send
+        self._settings = settings
+        self._streaming = False
+        self._headers: dict[bytes, bytes] | None = None
+
+    def header(self, name: bytes) -> str | None:
+        """Return a header of the request by its lower-case name; the last one counts."""
+        if self._headers is None:
+            self._headers = dict(self.scope["headers"])
+        value = self._headers.get(name)
+        return None if value is None else value.decode("latin-1")
+
+    async def body(self) -> bytes:
+        """Return the JSON body.
+
+        Raises:
+            ApiError: It is too large, comes too slowly, or is not said to be JSON.
+            ClientGoneError: The client hung up.
+        """
+        kind = (self.header(b"content-type") or JSON).partition(";")[0].strip().lower()
+        if kind != JSON and not kind.endswith("+json"):
+            raise ApiError(
+                415,
+                f"Content-Type is {kind[:64]}; send the body as {JSON}.",
+                code="unsupported_media_type",
+            )
+        limit = int(self._settings.max_body_bytes)
+        length = self.header(b"content-length")
+        if length is not None and length.isdecimal() and int(length) > limit:
+            raise _too_large(limit)
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await self._next_part()
+            if message["type"] == "http.disconnect":
+                raise ClientGoneError
+            part = message.get("body", b"")
+            size += len(part)
+            if size > limit:
+                raise _too_large(limit)
+            parts.append(part)
+            if not message.get("more_body", False):
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def watch(self, gone: Callable[[], None]) -> None:
+        """Call `gone` when the client hangs up; the body must have been read."""
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                gone()
+                return
+
+    async def respond(
+        self,
+        status: int,
+        content: bytes,
+        headers: Mapping[str, str] | None = None,
+        content_type: str = JSON,
+    ) -> None:
+        """Answer at once."""
+        length = {"content-type": content_type, "content-length": str(len(content))}
+        await self._begin(status, length | dict(headers or {}))
+        await self._push({"type": "http.response.body", "body": content})
+
+    async def respond_json(
+        self, status: int, content: object, headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Answer at once with JSON."""
+        await self.respond(status, _encode(content), headers)
+
+    async def refuse(self, error: ApiError) -> None:
+        """Say what is wrong: as the answer, or as the last event of one that has begun."""
+        if not self.status:
+            await self.respond_json(error.status, error.body(), error.headers)
+        elif self._streaming:
+            await self.end_stream([error.body()])
+
+    async def begin_stream(self, headers: Mapping[str, str]) -> None:
+        """Begin an answer of server-sent events."""
+        self._streaming = True
+        kind = {"content-type": "text/event-stream; charset=utf-8"}
+        await self._begin(200, kind | _STREAM_HEADERS | dict(headers))
+
+    async def send_events(self, events: Iterable[object]) -> None:
+        """Send events; waits where the client is slow."""
+        content = b"".join(map(event, events))
+        if content:
+            await self._push({"type": "http.response.body", "body": content, "more_body": True})
+
+    async def end_stream(self, events: Iterable[object] = ()) -> None:
+        """Send last events and end the answer."""
+        content = b"".join(map(event, events)) + DONE
+        self._streaming = False
+        await self._push({"type": "http.response.body", "body": content})
+
+    async def _next_part(self) -> Message:
+        """Wait for the next part of the body."""
+        try:
+            async with asyncio.timeout(self._settings.body_timeout_s):
+                return await self._receive()
+        except TimeoutError:
+            raise ApiError(
+                408,
+                f"No more of the body came for {self._settings.body_timeout_s:g} s.",
+                code="request_timeout",
+                headers={"connection": "close"},
+            ) from None
+
+    async def _begin(self, status: int, headers: Mapping[str, str]) -> None:
+        self.status = status
+        await self._push(
+            {
+                "type": "http.response.start",
+                "status": status,
+                "headers": [
+                    (name.encode("latin-1"), value.encode("latin-1", errors="replace"))
+                    for name, value in headers.items()
+                ],
+            }
+        )
+
+    async def _push(self, message: Message) -> None:
+        """Hand a part of the answer on; waits while the client's buffer is full."""
+        try:
+            async with asyncio.timeout(self._settings.send_timeout_s):
+                await self._send(message)
+        except (TimeoutError, OSError) as error:
+            raise ClientGoneError from error
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(
+        413,
+        f"The body is larger than {limit} bytes (router.max_body_bytes).",
+        code="request_too_large",
+    )

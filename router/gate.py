@@ -1,0 +1,91 @@
+"""How many sequences a router carries at once.
+
+Covers the cap, the state of draining and waiting for the last to end. Pure but for the waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pie.router.errors import overloaded, unavailable
+from pie.router.metrics import RouterMetrics
+
+
+class Gate:
+    """Lets sequences in, up to a cap.
+
+    Args:
+        most: The cap.
+        retry_after_s: What a client that is not let in is told to wait.
+        metrics: Shows how many are in.
+    """
+
+    def __init__(self, most: int, retry_after_s: float, metrics: RouterMetrics) -> None:
+        self._most = most
+        self._retry_after_s = retry_after_s
+        self._metrics = metrics
+        self._inside = 0
+        self._draining = False
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    @property
+    def inside(self) -> int:
+        """Sequences that are in."""
+        return self._inside
+
+    @property
+    def draining(self) -> bool:
+        """Whether nobody is let in any more."""
+        return self._draining
+
+    def check(self, sequences: int = 1) -> None:
+        """Refuse early what `enter` would refuse, before any work is done for it.
+
+        Raises:
+            ApiError: 429 where the cap is reached, 503 while draining.
+        """
+        if self._draining:
+            raise unavailable("The router is stopping.", self._retry_after_s, "draining")
+        if self._inside + sequences > self._most:
+            raise overloaded(
+                f"{self._inside} sequences are in flight, of {self._most} (router.max_in_flight).",
+                self._retry_after_s,
+            )
+
+    @contextmanager
+    def enter(self, sequences: int) -> Iterator[None]:
+        """Count sequences in, and out at the end.
+
+        Raises:
+            ApiError: See `check`.
+        """
+        self.check(sequences)
+        self._count(sequences)
+        try:
+            yield
+        finally:
+            self._count(-sequences)
+
+    def drain(self) -> None:
+        """Let nobody in any more."""
+        self._draining = True
+
+    async def empty(self, timeout_s: float) -> bool:
+        """Wait until nobody is in; False when time is up."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._empty.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _count(self, sequences: int) -> None:
+        self._inside += sequences
+        self._metrics.in_flight.set(self._inside)
+        if self._inside:
+            self._empty.clear()
+        else:
+            self._empty.set()

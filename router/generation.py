@@ -1,0 +1,146 @@
+"""One sequence on its way: what was asked, what has been made, who makes it now.
+
+Covers the state that a retry or a resume needs. Does not cover the order of attempts
+(`pie.router.dispatch`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import time
+from array import array
+from dataclasses import dataclass
+
+from pie.page.events import PlaceId
+from pie.router.mailbox import Mailbox
+from pie.router.models import ServedModel
+from pie.router.prompt import Prompt
+from pie.wire.messages import FinishReason, Refused, Sampling, Started, TokenDelta
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is asked of any worker."""
+
+    model: ServedModel
+    prompt: Prompt
+    max_tokens: int
+    sampling: Sampling
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    salt: str | None = None
+    tenant_tag: str = ""
+    param: str = "prompt"
+    """The field that the prompt came from."""
+    session: str | None = None
+    only_place: PlaceId | None = None
+    """Directs the request at one worker, for tools and tests."""
+    arrived_s: float = 0.0
+    """On `time.monotonic`'s clock."""
+
+
+class Ending(enum.Enum):
+    """How an attempt ended."""
+
+    DONE = "done"
+    GONE = "gone"
+    """The worker is gone, or could not be reached."""
+    REFUSED = "refused"
+    FAILED = "failed"
+    """The worker tried and cannot."""
+    SILENT = "silent"
+    """The worker said nothing for too long."""
+    LATE = "late"
+    """The request's time is up."""
+
+
+class Generation:
+    """One sequence: its order, the tokens made so far, and its present attempt.
+
+    Args:
+        request_id: Names it in every message, with the attempt's number.
+        index: Its place among the choices of its HTTP request.
+        order: What is asked.
+        mailbox: Where its text goes.
+    """
+
+    def __init__(self, request_id: str, index: int, order: Order, mailbox: Mailbox) -> None:
+        self.request_id = request_id
+        self.index = index
+        self.order = order
+        self.mailbox = mailbox
+        self.output_ids: array[int] = array("I")
+        self.texts: list[str] = []
+        self.started: Started | None = None
+        """How the first attempt that made a token began."""
+        self.place: PlaceId | None = None
+        """The worker of the first token; until then the one that was asked last."""
+        self.attempts = 0
+        self.predicted_tokens = 0
+        self.first_token_s: float | None = None
+        self.finish: FinishReason | None = None
+        self.last_heard_s = 0.0
+        self.refused: Refused | None = None
+        self.failure = ""
+        self._ended: asyncio.Future[Ending] | None = None
+
+    @property
+    def attempt_id(self) -> str:
+        """The request id of the present attempt: late words of an earlier one go nowhere."""
+        return f"{self.request_id}.{self.attempts}"
+
+    @property
+    def tokens(self) -> array[int]:
+        """Prompt and output so far."""
+        return self.order.prompt.ids + self.output_ids
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that were not computed."""
+        return 0 if self.started is None else self.started.cached.total
+
+    @property
+    def text(self) -> str:
+        """All text made so far."""
+        return "".join(self.texts)
+
+    def next_attempt(self) -> asyncio.Future[Ending]:
+        """Begin another attempt and return the future of its end."""
+        self.attempts += 1
+        self.last_heard_s = time.monotonic()
+        self._ended = asyncio.get_running_loop().create_future()
+        return self._ended
+
+    def on_delta(self, delta: TokenDelta) -> None:
+        """Take new tokens from the worker."""
+        self.last_heard_s = time.monotonic()
+        if delta.finish_reason is FinishReason.FAILED:
+            self.failure = delta.error or "the worker failed"
+            self._end(Ending.FAILED)
+            return
+        if self.started is None:
+            self.started = delta.started
+        if self.first_token_s is None:
+            self.first_token_s = self.last_heard_s
+        self.output_ids.extend(delta.token_ids)
+        if delta.text:
+            self.texts.append(delta.text)
+        self.finish = delta.finish_reason
+        self.mailbox.add(self.index, delta)
+        if delta.finish_reason is not None:
+            self._end(Ending.DONE)
+
+    def on_refused(self, refused: Refused) -> None:
+        """Learn that the worker does not take it."""
+        self.refused = refused
+        self._end(Ending.REFUSED)
+
+    def on_gone(self) -> None:
+        """Learn that the worker is gone."""
+        self._end(Ending.GONE)
+
+    def _end(self, ending: Ending) -> None:
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(ending)

@@ -1,0 +1,116 @@
+"""The OpenAPI document, made from the schemas that bodies are checked by and answers written with."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import msgspec
+from pydantic.json_schema import models_json_schema
+
+from pie.router.api.chat import ChatBody, ChatChunk, ChatCompletion
+from pie.router.api.completions import Completion, CompletionBody
+from pie.router.api.listing import ApiErrorBody, Model, ModelList
+
+_REF = "#/components/schemas/"
+_PLACE_HEADER = {
+    "name": "x-pie-place",
+    "in": "header",
+    "required": False,
+    "schema": {"type": "string"},
+    "description": "Name of the one worker that may answer; for tools and tests.",
+}
+
+
+def document() -> dict[str, Any]:
+    """Return the OpenAPI document of the router."""
+    _, bodies = models_json_schema(
+        [(ChatBody, "validation"), (CompletionBody, "validation")], ref_template=_REF + "{model}"
+    )
+    _, answers = msgspec.json.schema_components(
+        [ChatCompletion, ChatChunk, Completion, Model, ModelList, ApiErrorBody],
+        ref_template=_REF + "{name}",
+    )
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Pie", "version": _version()},
+        "paths": {
+            "/v1/chat/completions": _generation("ChatBody", "ChatCompletion", "ChatChunk"),
+            "/v1/completions": _generation("CompletionBody", "Completion", "Completion"),
+            "/v1/models": {"get": _answer("The models that can be asked for.", "ModelList")},
+            "/v1/models/{model}": {
+                "get": _answer("One model.", "Model")
+                | {
+                    "parameters": [
+                        {
+                            "name": "model",
+                            "in": "path",
+                            "required": True,
+                            "schema": {"type": "string"},
+                        }
+                    ]
+                }
+            },
+            "/health": {"get": _answer("The router runs.", None)},
+            "/ready": {"get": _answer("Requests can be answered; 503 says why not.", None)},
+            "/status": {
+                "get": _answer("Workers, index and counts as this router sees them.", None)
+            },
+            "/metrics": {"get": _answer("Prometheus metrics, as text.", None)},
+        },
+        "components": {"schemas": bodies.get("$defs", {}) | answers},
+    }
+
+
+def _generation(body: str, answer: str, chunk: str) -> dict[str, Any]:
+    """Return the path of an endpoint that generates."""
+    return {
+        "post": {
+            "summary": "Generate text.",
+            "parameters": [_PLACE_HEADER],
+            "requestBody": {
+                "required": True,
+                "content": {"application/json": {"schema": {"$ref": _REF + body}}},
+            },
+            "responses": {
+                "200": {
+                    "description": "The answer; with `stream`, events that end with `[DONE]`.",
+                    "headers": {
+                        name: {"schema": {"type": "string"}, "description": told}
+                        for name, told in (
+                            ("x-pie-request-id", "The request's name in logs."),
+                            ("x-pie-worker", "The worker that gave the first token."),
+                            ("x-pie-cached-tokens", "Prompt tokens that were not computed."),
+                        )
+                    },
+                    "content": {
+                        "application/json": {"schema": {"$ref": _REF + answer}},
+                        "text/event-stream": {"schema": {"$ref": _REF + chunk}},
+                    },
+                },
+                "default": _error(),
+            },
+        }
+    }
+
+
+def _answer(summary: str, schema: str | None) -> dict[str, Any]:
+    """Return a path that answers with one schema, or with anything."""
+    shape = {"$ref": _REF + schema} if schema else {}
+    content = {"application/json": {"schema": shape}}
+    return {
+        "summary": summary,
+        "responses": {"200": {"description": summary, "content": content}, "default": _error()},
+    }
+
+
+def _error() -> dict[str, Any]:
+    content = {"application/json": {"schema": {"$ref": _REF + "ApiErrorBody"}}}
+    return {"description": "What is wrong.", "content": content}
+
+
+def _version() -> str:
+    try:
+        return version("pie-serve")
+    except PackageNotFoundError:
+        return "0"

@@ -1,0 +1,185 @@
+"""From what a client asked to token ids, once.
+
+Covers templates, tokenising, remembered answers and prompts that are too long. Does not cover
+keys of pages and who holds them (`pie.router.choice`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pie.page.key import pack_tokens
+from pie.router.errors import ApiError, invalid
+from pie.router.memory import AnswerMemory, Turn
+from pie.tokens.errors import TemplateError, TextError
+from pie.tokens.template import ChatTemplate
+from pie.tokens.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+_PROBE_CHARS = 8
+"""Characters for each token of the context that are tokenised first when a text has more: English
+has four to five characters a token, so that a far too long text is told from its beginning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt's ids, and for a conversation what the next turn will need."""
+
+    ids: array[int]
+    turns: tuple[Turn, ...] = ()
+    rendered: str = ""
+    space: bytes = b""
+
+    @property
+    def packed(self) -> bytes:
+        """The ids as they travel."""
+        return pack_tokens(self.ids)
+
+
+class PromptMaker:
+    """Makes prompts for one model.
+
+    Args:
+        tokenizer: The model's.
+        template: Its chat template; None where it has none.
+        memory: Remembers answers.
+        thread_bytes: Longer texts are tokenised by `threads`, so that no stream waits for them.
+        threads: Where long texts go.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        *,
+        memory: AnswerMemory,
+        thread_bytes: int,
+        threads: Executor,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self._template = template
+        self._memory = memory
+        self._thread_bytes = thread_bytes
+        self._threads = threads
+        self._space = tokenizer.digest.encode()
+        # A text that goes on with one of these is tokenised the same whatever stood before it.
+        self._breaks = tuple(
+            token for id_ in tokenizer.special_ids if (token := tokenizer.token(id_))
+        )
+
+    async def conversation(
+        self, turns: tuple[Turn, ...], *, salt: str | None, context_tokens: int
+    ) -> Prompt:
+        """Return the prompt of a conversation.
+
+        Raises:
+            ApiError: The template does not take it, or it is longer than the context.
+        """
+        if self._template is None:
+            raise invalid("model: has no chat template; use /v1/completions", "model")
+        size = sum(len(turn.text) for turn in turns)
+        return await self._run(size, lambda: self._conversation(turns, salt, context_tokens))
+
+    async def text(self, text: str, *, context_tokens: int) -> Prompt:
+        """Return the prompt of a plain text.
+
+        Raises:
+            ApiError: It is longer than the context, or has no tokens.
+        """
+        return await self._run(len(text), lambda: self._text(text, context_tokens))
+
+    def tokens(self, ids: Sequence[int], *, context_tokens: int, vocab_size: int) -> Prompt:
+        """Return the prompt of token ids.
+
+        Raises:
+            ApiError: It is longer than the context, or an id lies outside the vocabulary.
+        """
+        if len(ids) >= context_tokens:
+            raise too_long("prompt", context_tokens, len(ids))
+        if not ids:
+            raise invalid("prompt: must not be empty", "prompt")
+        if min(ids) < 0 or max(ids) >= vocab_size:
+            raise invalid(f"prompt: token ids are at least 0 and below {vocab_size}", "prompt")
+        return Prompt(array("I", ids))
+
+    def remember(self, prompt: Prompt, text: str, output_ids: Sequence[int]) -> None:
+        """Keep the ids of an answer, where the text that a client saw is just what they spell."""
+        if not prompt.rendered or not text:
+            return
+        ids = array("I", output_ids)
+        special = self.tokenizer.special_ids
+        if ids and ids[-1] in special:
+            ids.pop()
+        if any(id_ in special for id_ in ids) or self.tokenizer.decode(ids.tolist()) != text:
+            return
+        self._memory.remember(
+            prompt.space, prompt.turns, text, prompt.rendered, array("I", prompt.ids) + ids
+        )
+
+    async def _run(self, chars: int, work: Callable[[], T]) -> T:
+        """Do short work here and long work in a thread."""
+        if chars <= self._thread_bytes:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def _conversation(
+        self, turns: tuple[Turn, ...], salt: str | None, context_tokens: int
+    ) -> Prompt:
+        assert self._template is not None
+        try:
+            rendered = self._template.render(
+                [{"role": turn.role, "content": turn.text} for turn in turns]
+            )
+        except TemplateError as error:
+            raise invalid(f"messages: {error}", "messages") from error
+        space = self._space if salt is None else self._space + b"/" + salt.encode()
+        known = self._memory.recall(space, turns, rendered)
+        if known is not None and rendered.startswith(self._breaks, known.chars):
+            rest = self._encode(
+                rendered[known.chars :], "messages", context_tokens - len(known.ids)
+            )
+            ids = known.ids + array("I", rest)
+        else:
+            ids = array("I", self._encode(rendered, "messages", context_tokens))
+        if len(ids) >= context_tokens:
+            raise too_long("messages", context_tokens, len(ids))
+        return Prompt(ids, turns, rendered, space)
+
+    def _text(self, text: str, context_tokens: int) -> Prompt:
+        ids = self._encode(text, "prompt", context_tokens, add_special_tokens=True)
+        if not ids:
+            raise invalid("prompt: has no tokens", "prompt")
+        if len(ids) >= context_tokens:
+            raise too_long("prompt", context_tokens, len(ids))
+        return Prompt(array("I", ids))
+
+    def _encode(
+        self, text: str, param: str, room: int, *, add_special_tokens: bool = False
+    ) -> list[int]:
+        """Return the ids of `text`; refuse a far too long one without reading it all."""
+        probe = _PROBE_CHARS * max(room, 64)
+        try:
+            if len(text) > 2 * probe:
+                seen = len(self.tokenizer.encode(text[:probe]))
+                # The probe's last word may be cut, which can only add a few tokens.
+                if seen > room + 64:
+                    raise too_long(param, room, seen, at_least=True)
+            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        except TextError as error:
+            raise invalid(f"{param}: {error}", param) from error
+
+
+def too_long(param: str, context_tokens: int, tokens: int, *, at_least: bool = False) -> ApiError:
+    """Return the 400 for a prompt that leaves no room for an answer."""
+    return invalid(
+        f"{param}: this model's maximum context length is {context_tokens} tokens, "
+        f"and the prompt has {'at least ' if at_least else ''}{tokens}",
+        param,
+        "context_length_exceeded",
+    )
