@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -291,8 +291,8 @@ class WorkerLink:
             # A worker that is gone has nothing left to cancel.
             log.debug("worker %s was not told to cancel %s", self.record.place, request_id)
 
-    def _spawn(self, work: asyncio._CoroutineLike[None]) -> None:
-        task: asyncio.Task[None] = asyncio.ensure_future(work)  # type: ignore[assignment]
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
