@@ -52,6 +52,9 @@ class PlaceKind(enum.StrEnum):
     POOL = "pool"
 
 
+AnyKey = bytes
+"""A page's key or a root."""
+
 _TIERS = 8
 
 
@@ -69,7 +72,8 @@ class PageEntry(msgspec.Struct, frozen=True, array_like=True):
     """One part of one page in one tier of a place."""
 
     key: PageKey
-    parent: bytes
+    # Not `bytes`: the field of that name below hides the type from those that read annotations.
+    parent: AnyKey
     """The key before it in its sequence, or its root."""
     index: int
     """Its place in its sequence, counted in pages from 0."""

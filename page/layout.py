@@ -96,10 +96,11 @@ def usable_run(
 
     `masks[i]` says which parts of page `i` are held. A run of `n` pages can be used when `full`
     is held throughout, `window` over the last window before its end, and `state` at its last
-    page, each where the model has that part.
+    page, each where the model has that part. The window is a whole one: a prompt that ends with
+    the run computes its last token again, which attends to as many tokens before the run's end.
     """
     needs_full, needs_window, needs_state = (part in parts for part in Part)
-    window_pages = -(-max(window_tokens - 1, 0) // page_tokens)
+    window_pages = -(-window_tokens // page_tokens)
     best = window_run = 0
     for n, mask in enumerate(masks, start=1):
         if needs_full and not part_tiers(mask, Part.FULL):
