@@ -32,7 +32,7 @@ from pie.worker.fingerprint import model_fingerprint
 from pie.worker.memory import check_memory
 from pie.worker.probe import probe
 from pie.worker.purity import check_config, context_limit
-from pie.worker.settings import ModelSettings
+from pie.worker.settings import DEFAULT_CACHE_FOLDER, ModelSettings
 from pie.worker.sources import ModelFolder, Progress, quiet, resolve, weight_files
 
 log = logging.getLogger("pie.worker.model")
@@ -55,8 +55,10 @@ class Model:
     eos_token_ids: frozenset[int]
     dtype: torch.dtype
     device: torch.device
-    attention: str = "auto"
+    attention: str
     """Name of the attention backend that was asked for."""
+    cache_folder: Path
+    """Where compiled backends are kept."""
 
     @property
     def model_root(self) -> RootKey:
@@ -104,6 +106,7 @@ def load_model(settings: ModelSettings, *, progress: Progress = quiet) -> Model:
         context_tokens=min(limit, settings.context_tokens or limit),
         name=settings.name,
         attention=settings.attention,
+        cache_folder=cache_folder,
     )
 
 
@@ -116,6 +119,7 @@ def describe(
     context_tokens: int | None = None,
     name: str | None = None,
     attention: str = "auto",
+    cache_folder: Path = DEFAULT_CACHE_FOLDER,
 ) -> Model:
     """Make a `Model` of a transformers model that is in memory already.
 
@@ -146,6 +150,7 @@ def describe(
         dtype=dtype,
         device=module.device,
         attention=attention,
+        cache_folder=cache_folder.expanduser(),
     )
 
 

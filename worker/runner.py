@@ -36,10 +36,16 @@ class Runner:
         """
         self.model = model
         self.arena = arena
-        self.backends = (
+        self.backends: Sequence[AttentionBackend] = (
             [backend, TorchBackend()]
             if backend is not None
-            else choose(model.attention, model.specs, model.dtype, model.device)
+            else choose(
+                model.attention,
+                model.specs,
+                dtype=model.dtype,
+                device=model.device,
+                cache_folder=model.cache_folder,
+            )
         )
         self._windows = [spec.window is not None for spec in model.specs]
         self._keeps = "logits_to_keep" in inspect.signature(model.module.forward).parameters

@@ -11,6 +11,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field
 
+DEFAULT_CACHE_FOLDER = Path("~/.cache/pie")
+
 
 class ModelSettings(BaseModel):
     """Which model a worker serves, and with what memory."""
@@ -56,7 +58,7 @@ class ModelSettings(BaseModel):
         default="auto", description="Attention backend: `auto` takes the fastest that is there."
     )
     cache_folder: Path = Field(
-        default=Path("~/.cache/pie"),
+        default=DEFAULT_CACHE_FOLDER,
         description="Where converted models and the hashes of weight files are kept.",
     )
     max_running: int = Field(

@@ -136,4 +136,4 @@ def _from_hub(hub_id: str, revision: str | None, progress: Progress) -> ModelFol
             "network, or set [model] source to a folder that holds the model"
         ) from error
     folder = _folder(path)
-    return ModelFolder(folder.path, hub_id.split("/")[-1], folder.provenance)
+    return ModelFolder(folder.path, hub_id.rsplit("/", maxsplit=1)[-1], folder.provenance)

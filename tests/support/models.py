@@ -33,7 +33,9 @@ WINDOW = 24
 
 
 def _llama() -> PreTrainedConfig:
-    return LlamaConfig(num_hidden_layers=3, num_key_value_heads=2, intermediate_size=96, **_common())
+    return LlamaConfig(
+        num_hidden_layers=3, num_key_value_heads=2, intermediate_size=96, **_common()
+    )
 
 
 def _qwen3() -> PreTrainedConfig:
