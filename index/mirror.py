@@ -1,14 +1,38 @@
-"""The page index in memory. STUB: signatures are final, bodies follow."""
+"""The page index in memory.
+
+Covers which places are up, what they hold, and the order of their events; pure, no I/O. Does not
+cover where events come from (`pie.index.feed`) or how masks are kept (`pie.index.lanes`).
+"""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 
 from pie.index.contract import IndexMode, PlaceRecord
+from pie.index.lanes import Lane, Lanes
 from pie.index.runs import MaskRun
-from pie.page.events import Epoch, PageEvent, PartMask, PlaceId, Tier
+from pie.page.events import (
+    Epoch,
+    PageEntry,
+    PageEvent,
+    PageRemoved,
+    PageStored,
+    Part,
+    PartMask,
+    PlaceId,
+    Tier,
+    part_bit,
+)
 from pie.page.key import PageKey
+
+_FIRST_LOOK = 64
+"""Keys looked up at first; every further look is twice as long. Most prompts end early."""
+
+_BITS = {(part, tier): part_bit(part, tier) for part in Part for tier in Tier}
+_TIER_MASKS = {tier: sum(_BITS[part, tier] for part in Part) for tier in Tier}
 
 
 class Applied(enum.Enum):
@@ -23,6 +47,14 @@ class Applied(enum.Enum):
     """The place is not up in this epoch: nothing changed."""
 
 
+@dataclass(slots=True)
+class _Place:
+    record: PlaceRecord
+    lane: Lane
+    seq: int
+    """The latest event that the lane has."""
+
+
 class Mirror:
     """Who holds which page, as far as known; an `IndexReader`. Not thread-safe, does no I/O."""
 
@@ -30,11 +62,13 @@ class Mirror:
     """Set by whoever feeds the mirror; `OK` at first."""
 
     def __init__(self) -> None:
-        raise NotImplementedError
+        self.mode = IndexMode.OK
+        self._lanes = Lanes()
+        self._up: dict[PlaceId, _Place] = {}
 
     def places(self) -> Mapping[PlaceId, PlaceRecord]:
         """Return the places that are up."""
-        raise NotImplementedError
+        return {place: up.record for place, up in self._up.items()}
 
     def matches(self, keys: Sequence[PageKey]) -> Mapping[PlaceId, MaskRun]:
         """Return, for every place that holds `keys[0]`, the masks of its leading run.
@@ -43,38 +77,192 @@ class Mirror:
         sequence of masks; `MaskRun.segments` gives the same compressed, `[(mask, pages), ...]`,
         which is far cheaper to walk than one mask at a time.
         """
-        raise NotImplementedError
+        first = self._lanes.states(keys[:1])
+        if not first or first[0] is None:
+            return {}
+        masks = self._lanes.unpack(first[0])
+        runs: dict[PlaceId, list[tuple[PartMask, int]]] = {
+            place: [] for place, up in self._up.items() if masks[up.lane]
+        }
+        going = [(self._up[place].lane, run) for place, run in runs.items()]
+        start, length = 0, _FIRST_LOOK
+        while going and start < len(keys):
+            going = self._extend(going, self._lanes.states(keys[start : start + length]))
+            start, length = start + length, 2 * length
+        return {place: MaskRun(tuple(run)) for place, run in runs.items()}
 
     def place_up(self, record: PlaceRecord, *, seq: int = 0) -> bool:
         """Add an empty place, or replace the record of one that is up in the same epoch.
 
         A later epoch empties the place. Returns False, changing nothing, for an earlier one.
         """
-        raise NotImplementedError
+        up = self._up.get(record.place)
+        if up is not None:
+            if record.epoch < up.record.epoch:
+                return False
+            if record.epoch == up.record.epoch:
+                up.record = record
+                return True
+            self._lanes.close(up.lane)
+        self._up[record.place] = _Place(record, self._lanes.open(), seq)
+        return True
 
     def place_down(self, place: PlaceId, epoch: Epoch | None = None) -> bool:
         """Forget a place and all it holds, unless it is up in a later epoch than `epoch`."""
-        raise NotImplementedError
+        up = self._up.get(place)
+        if up is None or (epoch is not None and epoch < up.record.epoch):
+            return False
+        del self._up[place]
+        self._lanes.close(up.lane)
+        return True
+
+    def load(self, record: PlaceRecord, *, seq: int) -> PlaceLoad:
+        """Begin to read a place anew, beside what is known of it, which holds until `commit`.
+
+        `seq` is the latest event that what is read is sure to contain.
+        """
+        return PlaceLoad(self._up, self._lanes, record, seq)
 
     def apply(self, event: PageEvent) -> Applied:
         """Take in the next event of a place."""
-        raise NotImplementedError
+        up = self._up.get(event.place)
+        if up is None or event.epoch > up.record.epoch:
+            return Applied.UNKNOWN
+        if event.epoch < up.record.epoch:
+            return Applied.OLD
+        return _apply(self._lanes, up, event)
+
+    def epoch(self, place: PlaceId) -> Epoch | None:
+        """Return the epoch in which a place is up."""
+        up = self._up.get(place)
+        return up.record.epoch if up is not None else None
 
     def pages(self, place: PlaceId) -> Mapping[Tier, int]:
-        """Return how many page parts a place holds in each tier."""
-        raise NotImplementedError
+        """Return how many page parts a place holds in each tier; nothing for a place not up."""
+        up = self._up.get(place)
+        return tier_counts(self._lanes.counts(up.lane)) if up is not None else {}
 
     def masks(self, place: PlaceId) -> dict[PageKey, PartMask]:
         """Return all that a place holds; slow, for tools and tests."""
-        raise NotImplementedError
+        up = self._up.get(place)
+        return self._lanes.masks(up.lane) if up is not None else {}
 
     def tidy(self, steps: int = 2_000) -> bool:
         """Do a bounded part of the cleaning left over from places that went; say whether more is left."""
-        raise NotImplementedError
+        return self._lanes.tidy(steps)
 
     def check(self) -> None:
         """Assert that the mirror agrees with itself; slow, for tests."""
-        raise NotImplementedError
+        self._lanes.check()
+        lanes = [up.lane for up in self._up.values()]
+        assert len(set(lanes)) == len(lanes)
+        assert all(place == up.record.place for place, up in self._up.items())
+
+    def _extend(
+        self, going: list[tuple[Lane, list[tuple[PartMask, int]]]], states: list[int | None]
+    ) -> list[tuple[Lane, list[tuple[PartMask, int]]]]:
+        """Lengthen the runs by pages in these states; return the runs that go on after them."""
+        unpacked: dict[int, tuple[int, ...]] = {}
+        for state, group in groupby(states):
+            if state is None:
+                return []
+            pages = sum(1 for _ in group)
+            masks = unpacked.get(state)
+            if masks is None:
+                masks = unpacked[state] = self._lanes.unpack(state)
+            ended = False
+            for lane, run in going:
+                mask = masks[lane]
+                if not mask:
+                    ended = True
+                elif run and run[-1][0] == mask:
+                    run[-1] = (PartMask(mask), run[-1][1] + pages)
+                else:
+                    run.append((PartMask(mask), pages))
+            if ended:
+                going = [(lane, run) for lane, run in going if masks[lane]]
+                if not going:
+                    return going
+        return going
 
 
-_ = Iterable
+class PlaceLoad:
+    """A place that is being read anew. Ends with `commit` or `discard`, both at most once."""
+
+    def __init__(
+        self, up: dict[PlaceId, _Place], lanes: Lanes, record: PlaceRecord, seq: int
+    ) -> None:
+        self._up = up
+        self._lanes = lanes
+        self._place = _Place(record, lanes.open(), seq)
+        self._closed = False
+
+    @property
+    def seq(self) -> int:
+        """The latest event that was taken in."""
+        return self._place.seq
+
+    def put(self, masks: Iterable[tuple[PageKey, PartMask]]) -> None:
+        """Add pages as they are read; a page that comes twice counts once."""
+        self._lanes.change(self._place.lane, masks, stored=True)
+
+    def apply(self, event: PageEvent) -> Applied:
+        """Take in the next event of the place."""
+        if event.epoch != self._place.record.epoch or event.place != self._place.record.place:
+            return Applied.UNKNOWN
+        return _apply(self._lanes, self._place, event)
+
+    def commit(self) -> bool:
+        """Let what was read take the place of what was known, in one step.
+
+        Returns False, and discards, where the place is up in a later epoch meanwhile.
+        """
+        record = self._place.record
+        up = self._up.get(record.place)
+        if up is not None and up.record.epoch > record.epoch:
+            self.discard()
+            return False
+        if up is not None:
+            self._lanes.close(up.lane)
+        self._up[record.place] = self._place
+        self._closed = True
+        return True
+
+    def discard(self) -> None:
+        """Forget what was read; harmless after `commit`."""
+        if not self._closed:
+            self._lanes.close(self._place.lane)
+            self._closed = True
+
+
+def tier_counts(counts: Mapping[PartMask, int]) -> dict[Tier, int]:
+    """Return how many page parts lie in each tier, from how many pages have which mask."""
+    tiers: dict[Tier, int] = {}
+    for mask, pages in counts.items():
+        for tier in Tier:
+            parts = (mask & _TIER_MASKS[tier]).bit_count()
+            if parts:
+                tiers[tier] = tiers.get(tier, 0) + parts * pages
+    return tiers
+
+
+def entry_masks(entries: Iterable[PageEntry]) -> Iterable[tuple[PageKey, PartMask]]:
+    """Return key and mask of each entry."""
+    # `part_bit` for each of millions of entries would double the time.
+    return ((entry.key, _BITS[entry.part, entry.tier]) for entry in entries)
+
+
+def _apply(lanes: Lanes, place: _Place, event: PageEvent) -> Applied:
+    """Take in an event of the right place and epoch, unless it is not the next one."""
+    if event.seq <= place.seq:
+        return Applied.OLD
+    if event.seq != place.seq + 1:
+        return Applied.GAP
+    if isinstance(event, PageStored | PageRemoved):
+        stored = isinstance(event, PageStored)
+        lanes.change(place.lane, entry_masks(event.entries), stored=stored)
+    else:
+        lanes.close(place.lane)
+        place.lane = lanes.open()
+    place.seq = event.seq
+    return Applied.DONE

@@ -1,0 +1,158 @@
+"""Masks of all pages at all places, in one dictionary.
+
+Covers the mirror's data. Does not cover places, epochs and order of events (`pie.index.mirror`).
+
+A page's key maps to one integer that has a lane of 32 bits for each place, its `PartMask` there.
+Pages of one prefix are mostly held alike, so equal integers are one object, and neighbours compare
+in a step, whatever the number of places. A million pages at 64 places cost the dictionary and
+their keys; reading a prefix costs one look-up a page, not one a page and place. Measurements are in
+`docs/design/0003-index-mirror.md`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import struct
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import NewType
+
+from pie.page.events import PartMask
+from pie.page.key import PageKey
+
+Lane = NewType("Lane", int)
+"""Where a place's masks lie in every integer. A lane is given to one snapshot of one place."""
+
+_LANE_BITS = 32
+_LANE_MASK = (1 << _LANE_BITS) - 1
+
+_STATES_LIMIT = 65_536
+"""Integers kept for sharing. Beyond, they are forgotten and gathered anew: sharing saves memory and
+time, and nothing depends on it."""
+
+
+class Lanes:
+    """The masks of pages by lane. Everything is constant time, or bounded steps, or says that it is slow."""
+
+    def __init__(self) -> None:
+        self._held: dict[PageKey, int] = {}
+        self._states: dict[int, int] = {}
+        self._counts: dict[Lane, dict[PartMask, int]] = {}
+        self._free: list[Lane] = []
+        self._dirty: list[Lane] = []
+        self._cleaning: list[Lane] = []
+        self._to_clean: Iterator[PageKey] = iter(())
+        self._format = struct.Struct("<0I")
+
+    def __len__(self) -> int:
+        """Return the number of keys, those that only wait for cleaning included."""
+        return len(self._held)
+
+    def open(self) -> Lane:
+        """Return an empty lane."""
+        if self._free:
+            lane = heapq.heappop(self._free)
+        else:
+            lane = Lane(self._format.size * 8 // _LANE_BITS)
+            self._format = struct.Struct(f"<{lane + 1}I")
+        self._counts[lane] = {}
+        return lane
+
+    def close(self, lane: Lane) -> None:
+        """Give a lane back. What it holds is cleaned up by `tidy`; until then the lane is not used."""
+        if self._counts.pop(lane):
+            self._dirty.append(lane)
+        else:
+            heapq.heappush(self._free, lane)
+
+    def change(
+        self, lane: Lane, changes: Iterable[tuple[PageKey, PartMask]], *, stored: bool
+    ) -> None:
+        """Add masks to what the lane holds of pages, or take them away."""
+        held, states, counts = self._held, self._states, self._counts[lane]
+        shift = lane * _LANE_BITS
+        for key, mask in changes:
+            state = held.get(key, 0)
+            old = (state >> shift) & _LANE_MASK
+            new = old | mask if stored else old & ~mask
+            if new == old:
+                continue
+            state ^= (old ^ new) << shift
+            if state:
+                held[key] = states.setdefault(state, state)
+            else:
+                del held[key]
+            if old:
+                left = counts[PartMask(old)] - 1
+                if left:
+                    counts[PartMask(old)] = left
+                else:
+                    del counts[PartMask(old)]
+            if new:
+                counts[PartMask(new)] = counts.get(PartMask(new), 0) + 1
+        if len(states) > _STATES_LIMIT:
+            states.clear()
+
+    def states(self, keys: Iterable[PageKey]) -> list[int | None]:
+        """Return what is held of each page, one integer for all lanes; None where nothing is."""
+        return list(map(self._held.get, keys))
+
+    def unpack(self, state: int) -> tuple[int, ...]:
+        """Return the masks in a state, by lane."""
+        return self._format.unpack(state.to_bytes(self._format.size, "little"))
+
+    def counts(self, lane: Lane) -> dict[PartMask, int]:
+        """Return how many pages of a lane have which mask."""
+        return dict(self._counts[lane])
+
+    def masks(self, lane: Lane) -> dict[PageKey, PartMask]:
+        """Return all that a lane holds; slow."""
+        shift = lane * _LANE_BITS
+        found = ((key, (state >> shift) & _LANE_MASK) for key, state in self._held.items())
+        return {key: PartMask(mask) for key, mask in found if mask}
+
+    def tidy(self, steps: int) -> bool:
+        """Clean up to `steps` pages of lanes that were given back; say whether more is left."""
+        if not self._cleaning:
+            if not self._dirty:
+                return False
+            self._cleaning, self._dirty = self._dirty, []
+            # A copy of all keys, 5 ms for a million: closed lanes get no new ones.
+            self._to_clean = iter(list(self._held))
+        dirt = sum(_LANE_MASK << (lane * _LANE_BITS) for lane in self._cleaning)
+        seen = 0
+        for key in islice(self._to_clean, steps):
+            seen += 1
+            state = self._held.get(key)
+            if state is None or not state & dirt:
+                continue
+            clean = state & ~dirt
+            if clean:
+                self._held[key] = self._states.setdefault(clean, clean)
+            else:
+                del self._held[key]
+        if seen < steps:
+            for lane in self._cleaning:
+                heapq.heappush(self._free, lane)
+            self._cleaning = []
+            self._to_clean = iter(())
+        return bool(self._cleaning or self._dirty)
+
+    def check(self) -> None:
+        """Assert that lanes agree with themselves; slow, for tests."""
+        lanes = self._format.size * 8 // _LANE_BITS
+        parts = [list(self._counts), self._free, self._dirty, self._cleaning]
+        assert sorted(lane for part in parts for lane in part) == list(range(lanes))
+        counts: dict[Lane, dict[PartMask, int]] = {lane: {} for lane in self._counts}
+        free = set(self._free)
+        for state in self._held.values():
+            assert state, "a key that nobody holds is kept"
+            for position, mask in enumerate(self.unpack(state)):
+                lane = Lane(position)
+                if not mask:
+                    continue
+                assert lane not in free, "a free lane is not empty"
+                if lane in counts:
+                    counts[lane][PartMask(mask)] = counts[lane].get(PartMask(mask), 0) + 1
+        assert counts == self._counts
+        assert all(state == key for key, state in self._states.items())
