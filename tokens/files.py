@@ -38,6 +38,7 @@ SPECIAL_NAMES = (
     "cls_token",
     "mask_token",
 )
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _EXTRA_NAMES = ("extra_special_tokens", "additional_special_tokens")
 
 Json = Mapping[str, object]
@@ -85,7 +86,10 @@ class TokenFiles:
         added = self.config.get("added_tokens_decoder")
         if not isinstance(added, Mapping):
             return []
-        return [dict(added[id_]) for id_ in sorted(added, key=int)]
+        try:
+            return [_added(added[id_]) for id_ in sorted(added, key=int)]
+        except ValueError as error:
+            raise self._bad(error) from error
 
     @cached_property
     def special_tokens(self) -> list[dict[str, Any]]:
@@ -97,7 +101,10 @@ class TokenFiles:
                 values += tokens.values()
             elif isinstance(tokens, list):
                 values += tokens
-        return [_token_arguments(value) for value in values]
+        try:
+            return [{**_added(value), "special": True} for value in values]
+        except ValueError as error:
+            raise self._bad(error) from error
 
     @cached_property
     def templates(self) -> dict[str, str]:
@@ -171,6 +178,9 @@ class TokenFiles:
                 f"{self.folder / name} cannot be read: {error.strerror}."
             ) from error
 
+    def _bad(self, error: ValueError) -> TokenizerError:
+        return TokenizerError(f"{self.folder / CONFIG_FILE} has a bad token: {error}.")
+
     def _template_files(self) -> Iterator[tuple[str, str]]:
         """Yield the name and text of templates that have files of their own."""
         if (self.folder / TEMPLATE_FILE).is_file():
@@ -205,11 +215,17 @@ def _token_text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _token_arguments(value: object) -> dict[str, Any]:
-    """Return `AddedToken`'s arguments for a token, however the configuration spells it."""
-    if isinstance(value, Mapping):
-        return {k: v for k, v in value.items() if k not in ("__type", "special")}
-    return {"content": value}
+def _added(value: object) -> dict[str, Any]:
+    """Return `AddedToken`'s arguments for a token, however the configuration spells it.
+
+    Raises:
+        ValueError: It is no token.
+    """
+    text = _token_text(value)
+    if text is None:
+        raise ValueError(f"{value!r} is no token")
+    flags = value if isinstance(value, Mapping) else {}
+    return {"content": text, **{name: bool(flags[name]) for name in _FLAGS if name in flags}}
 
 
 def _ids(value: object) -> set[int]:

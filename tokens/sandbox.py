@@ -119,7 +119,7 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         self,
         context: Context,
         operator: str,
-        left: Any,
+        left: Any,  # noqa: ANN401
         right: Any,  # noqa: ANN401
     ) -> Any:  # noqa: ANN401
         """Work out a binary operation, unless its result would be too large."""

@@ -169,15 +169,20 @@ def _plain(value: object) -> object:
     """Return `value` as plain JSON types, so that a template can call nothing of ours."""
     if value is None or type(value) in _SCALARS:
         return value
-    for scalar in _SCALARS:
-        # Of a subclass, such as an enumeration, only the value.
-        if isinstance(value, scalar):
-            return scalar.__new__(scalar, value)
+    if isinstance(value, _SCALARS):
+        return _value(value)
     if isinstance(value, Mapping):
         return {_plain(key): _plain(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
         return [_plain(item) for item in value]
     return f"<{type(value).__name__}>"
+
+
+def _value(scalar: str | float) -> str | float:
+    """Return the bare value of what may be an enumeration's member or another subclass."""
+    if isinstance(scalar, str):
+        return str.__str__(scalar)
+    return int(scalar) if isinstance(scalar, int) else float(scalar)
 
 
 def _fail(error: Exception) -> NoReturn:

@@ -19,7 +19,7 @@ import tokenizers
 from pie.tokens.cleanup import clean_up
 from pie.tokens.decoding import DecodingPlan, plan_decoding
 from pie.tokens.errors import TextError, TokenizerError
-from pie.tokens.files import CONFIG_FILE, TOKENIZER_FILE, TokenFiles
+from pie.tokens.files import TOKENIZER_FILE, TokenFiles
 
 _TOKEN_BYTES_CACHED = 65536
 
@@ -135,17 +135,16 @@ def _load(files: TokenFiles) -> tokenizers.Tokenizer:
 
 def _add_tokens(inner: tokenizers.Tokenizer, files: TokenFiles) -> None:
     """Add the configuration's tokens that `tokenizer.json` lacks or has with other properties."""
-    known = inner.get_added_tokens_decoder().values()
+    known = list(inner.get_added_tokens_decoder().values())
     spelt = {token.content for token in known}
     alike = {repr(token) for token in known}
-    try:
-        special = [tokenizers.AddedToken(**token, special=True) for token in files.special_tokens]
-        wanted = [tokenizers.AddedToken(**token) for token in files.added_tokens]
-    except TypeError as error:
-        raise TokenizerError(f"{files.folder / CONFIG_FILE} has a bad token: {error}.") from error
+    special = [tokenizers.AddedToken(**token) for token in files.special_tokens]
+    wanted = [tokenizers.AddedToken(**token) for token in files.added_tokens]
     wanted = [token for token in wanted if repr(token) not in alike]
     spelt.update(token.content for token in wanted)
-    named = {token.content for token in special}
+    named = set(files.named_tokens.values())
+    again = {token.content for token in wanted}
+    wanted += [t for t in known if t.content in named and not t.special and t.content not in again]
     for token in wanted:
         token.special = token.special or token.content in named
     for token in special:
