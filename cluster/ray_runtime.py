@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
 from pie.cluster.errors import StartError
 from pie.cluster.host import Phase, State
@@ -27,8 +27,33 @@ import ray.exceptions
 from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-Actor = ActorHandle[Any]
-"""A handle of one of the classes of `pie.cluster.actors`."""
+
+class ActorMethod(Protocol):
+    """A method of an actor, as its handle has it."""
+
+    def remote(self, *args: object) -> object:
+        """Call it; returns a reference to the answer."""
+        ...
+
+
+class Actor(Protocol):
+    """A handle of one of the classes of `pie.cluster.actors`."""
+
+    @property
+    def state(self) -> ActorMethod:
+        """`ServiceActor.state`."""
+        ...
+
+    @property
+    def pid(self) -> ActorMethod:
+        """`ServiceActor.pid`."""
+        ...
+
+    @property
+    def stop(self) -> ActorMethod:
+        """`ServiceActor.stop`."""
+        ...
+
 
 _OBJECT_STORE_BYTES = 80 << 20
 """The least that Ray takes: pages and tokens travel on Pie's own wire."""
@@ -96,7 +121,7 @@ class RayRuntime:
 
     def stop(self, handles: Sequence[Actor], drain_s: float) -> None:
         """Stop actors side by side: each drains for at most `drain_s`, then its process ends."""
-        calls: list[object] = [handle.stop.remote(drain_s) for handle in handles]
+        calls = [handle.stop.remote(drain_s) for handle in handles]
         deadline_s = time.monotonic() + drain_s + _STOP_EXTRA_S
         for call in calls:
             try:
@@ -104,7 +129,7 @@ class RayRuntime:
             except (ray.exceptions.RayError, TimeoutError):
                 continue  # It is dead, or is killed now.
         for handle in handles:
-            ray.kill(handle)
+            ray.kill(cast(ActorHandle[Any], handle))
 
     def close(self) -> None:
         """Disconnect, and end a private Ray."""
