@@ -1,0 +1,179 @@
+"""What a candidate is said to hold, and a policy that fails."""
+
+from array import array
+from collections.abc import Sequence
+
+import pytest
+
+from pie.index.contract import PlaceRecord
+from pie.index.mirror import Mirror
+from pie.page.events import (
+    Epoch,
+    PageEntry,
+    PageStored,
+    Part,
+    PartMask,
+    PlaceId,
+    PlaceKind,
+    Tier,
+    part_bit,
+)
+from pie.page.key import RootKey, page_keys, tenant_root
+from pie.policies.routing import Choice, RequestView, RoutingPolicy, WorkerView
+from pie.router.choice import Chooser, Held, held_pages, in_the_making
+from pie.router.link import WorkerLink
+from pie.router.metrics import RouterMetrics
+
+PAGE = 4
+ROOT = RootKey(bytes(32))
+TOKENS = array("I", range(10 * PAGE))
+DEVICE, HOST, DISK, RAM = (
+    part_bit(Part.FULL, tier) for tier in (Tier.DEVICE, Tier.HOST, Tier.DISK, Tier.POOL_RAM)
+)
+
+
+def record(place: str, kind: PlaceKind = PlaceKind.WORKER, **fields: object) -> PlaceRecord:
+    values: dict[str, object] = {
+        "place": PlaceId(place),
+        "epoch": Epoch(1),
+        "kind": kind,
+        "address": "tcp://127.0.0.1:1",
+        "model_root": ROOT if kind is PlaceKind.WORKER else None,
+        "page_tokens": PAGE,
+        "context_tokens": 1000,
+    }
+    return PlaceRecord(**(values | fields))  # type: ignore[arg-type]
+
+
+def held(own: Sequence[int], pool: Sequence[int] = (), **fields: object) -> Held:
+    def segments(masks: Sequence[int]) -> list[tuple[PartMask, int]]:
+        return [(PartMask(mask), 1) for mask in masks]
+
+    return held_pages(segments(own), segments(pool), record("w", **fields))
+
+
+@pytest.mark.parametrize(
+    ("own", "pool", "expected"),
+    [
+        ([], [], Held(0, {})),
+        ([DEVICE] * 3, [], Held(3, {})),
+        ([DEVICE, DEVICE | HOST, HOST, DISK], [], Held(2, {"host": 1, "disk": 1})),
+        ([DEVICE], [RAM] * 3, Held(1, {"pool": 2})),
+        ([], [RAM] * 2, Held(0, {"pool": 2})),
+        ([HOST, DEVICE], [RAM] * 2, Held(1, {"host": 1})),
+    ],
+)
+def test_pages_count_where_they_are_nearest(
+    own: list[int], pool: list[int], expected: Held
+) -> None:
+    assert held(own, pool) == expected
+
+
+def test_a_window_must_be_held_where_it_ends() -> None:
+    window = part_bit(Part.WINDOW, Tier.DEVICE)
+    parts = (Part.FULL, Part.WINDOW)
+    own = [DEVICE, DEVICE | window, DEVICE | window, DEVICE]
+    assert held(own, parts=parts, window_tokens=2 * PAGE).pages == 3
+    assert held(own[:2], parts=parts, window_tokens=2 * PAGE).pages == 0
+
+
+def test_pages_in_the_making_count_as_held() -> None:
+    assert in_the_making(Held(1, {"pool": 3}), 3) == Held(3, {"pool": 1})
+    assert in_the_making(Held(1, {"pool": 3}), 5) == Held(5, {})
+    assert in_the_making(Held(2, {}), 1) == Held(2, {})
+
+
+class Fleet:
+    """Two workers and a mirror, without connections."""
+
+    def __init__(self, policy: RoutingPolicy | None = None) -> None:
+        self.mirror = Mirror()
+        self.metrics = RouterMetrics()
+        self.links = [WorkerLink(record("w0")), WorkerLink(record("w1"))]
+        self.chooser = Chooser(self.mirror, policy, self.metrics)
+        for link in self.links:
+            self.mirror.place_up(link.record)
+
+    def store(self, place: str, tier: Tier, pages: slice, *, salt: str | None = None) -> None:
+        keys = page_keys(tenant_root(ROOT, salt=salt), TOKENS, PAGE)
+        entries = tuple(
+            PageEntry(key, b"", index, Part.FULL, tier, 1)
+            for index, key in list(enumerate(keys))[pages]
+        )
+        self.mirror.apply(PageStored(PlaceId(place), Epoch(1), 1, entries))
+
+    def choose(self, salt: str | None = None) -> tuple[str, int]:
+        chosen = self.chooser.choose("r", TOKENS, self.links, salt=salt, session=None)
+        return chosen.link.record.place, chosen.predicted_tokens
+
+
+def test_the_worker_that_holds_the_prefix_is_chosen() -> None:
+    fleet = Fleet()
+    fleet.store("w1", Tier.DEVICE, slice(5))
+    assert fleet.choose() == ("w1", 5 * PAGE)
+
+
+def test_a_salt_keeps_tenants_apart() -> None:
+    fleet = Fleet()
+    fleet.store("w1", Tier.DEVICE, slice(5), salt="a")
+    assert fleet.choose("a") == ("w1", 5 * PAGE)
+    assert fleet.choose("b")[1] == 0
+    assert fleet.choose()[1] == 0
+
+
+def test_a_fully_held_prompt_still_computes_its_last_token() -> None:
+    fleet = Fleet()
+    fleet.store("w0", Tier.DEVICE, slice(10))
+    assert fleet.choose() == ("w0", len(TOKENS) - 1)
+
+
+def test_a_run_goes_on_at_another_pool_node() -> None:
+    fleet = Fleet()
+    fleet.mirror.place_up(record("p0", PlaceKind.POOL))
+    fleet.mirror.place_up(record("p1", PlaceKind.POOL))
+    fleet.store("p0", Tier.POOL_RAM, slice(4))
+    fleet.store("p1", Tier.POOL_RAM, slice(4, 9))
+    assert fleet.choose()[1] == 9 * PAGE
+
+
+def test_a_prefix_in_the_making_draws_the_next_request() -> None:
+    fleet = Fleet()
+    fleet.links[1].inflight_keys.update(page_keys(ROOT, TOKENS, PAGE)[:6])
+    assert fleet.choose() == ("w1", 6 * PAGE)
+
+
+def test_a_prompt_without_a_full_page_goes_by_load() -> None:
+    fleet = Fleet()
+    chosen = fleet.chooser.choose("r", TOKENS[:2], fleet.links, salt=None, session=None)
+    assert chosen.predicted_tokens == 0
+    assert list(chosen.keys) == []
+
+
+class Raising:
+    """A policy that fails."""
+
+    def choose(self, request: RequestView, workers: Sequence[WorkerView]) -> Choice:
+        raise RuntimeError("no")
+
+
+class Absent:
+    """A policy that chooses nobody."""
+
+    def choose(self, request: RequestView, workers: Sequence[WorkerView]) -> Choice:
+        return Choice(PlaceId("elsewhere"), ())
+
+
+@pytest.mark.parametrize("policy", [Raising(), Absent()])
+def test_the_built_in_answers_for_a_policy_that_fails(policy: RoutingPolicy) -> None:
+    fleet = Fleet(policy)
+    fleet.store("w1", Tier.DEVICE, slice(5))
+    assert fleet.choose() == ("w1", 5 * PAGE)
+    assert fleet.metrics.total(fleet.metrics.policy_failures) == 1
+
+
+def test_a_policy_decides() -> None:
+    class Last:
+        def choose(self, request: RequestView, workers: Sequence[WorkerView]) -> Choice:
+            return Choice(workers[-1].place, ())
+
+    assert Fleet(Last()).choose()[0] == "w1"
