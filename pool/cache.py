@@ -33,6 +33,9 @@ _MAX_ROUNDS = 8
 """Evictions tried for one store. Each asks for twice the room of the one before: where the gaps
 that victims leave do not join, the eighth asks for 128 times what is needed."""
 
+_HIT = LookupStatus.HIT
+"""A name of its own: look-ups of thousands of pages spend a third of their time on members."""
+
 
 @dataclass(frozen=True, slots=True)
 class Level:
@@ -93,6 +96,7 @@ class TieredCache:
             raise ValueError("a cache has at least one tier")
         self.counters = CacheCounters()
         self._shelves = [_Shelf(level) for level in levels]
+        self._tiers = [level.tier for level in levels]
         self._index = index
         self._clock = clock
         self._writing: dict[PageId, PageHeader] = {}
@@ -117,11 +121,11 @@ class TieredCache:
     def lookup(self, page: PageId) -> LookupStatus:
         """Say what is known of a page; not a use of it."""
         best = LookupStatus.MISS
-        for shelf in self._shelves:
-            status = shelf.level.tier.lookup(page)
-            if status is LookupStatus.HIT:
+        for tier in self._tiers:
+            status = tier.lookup(page)
+            if status is _HIT:
                 return status
-            if status is not LookupStatus.MISS:
+            if status:
                 best = status
         return best
 

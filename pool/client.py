@@ -7,6 +7,7 @@ worth storing or loading (`pie.worker.offload`) or connections (`pie.pool.links`
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -31,6 +32,7 @@ from pie.wire.messages import (
     Lookup,
     LookupResult,
     LookupStatus,
+    Message,
     PageData,
     PutPages,
     PutResult,
@@ -128,7 +130,7 @@ class PoolClient:
             message = Lookup(new_request_id(), client.epoch, _names(pages, positions))
             statuses = await _ask_statuses(client, message, deadline_s)
             for at, status in zip(positions, statuses, strict=True):
-                answers[at] = LookupStatus(status)
+                answers[at] = _STATUSES[status]
 
         await self._spread(self._holders(pages, groups), ask, deadline_s)
         return answers
@@ -155,15 +157,15 @@ class PoolClient:
                 guess = (self._page_bytes or _FIRST_GUESS_BYTES) * len(some)
                 async with self._budget.reserve(guess):
                     message = GetPages(new_request_id(), client.epoch, _names(pages, some))
-                    async for answer, frames in client.stream(message, timeout_s=deadline_s):
-                        if not isinstance(answer, PageData) or not 0 <= answer.position < len(some):
-                            raise _WrongAnswer
-                        at = some[answer.position]
-                        got = await self._checked(pages[at], answer, frames)
-                        if isinstance(got, StoredPage):
-                            loaded[at] = got
-                        else:
-                            reasons[at] = got
+                    stream = client.stream(message, timeout_s=deadline_s)
+                    async with contextlib.aclosing(stream) as answers:
+                        async for answer, frames in answers:
+                            at = some[_position_of(answer, len(some))]
+                            got = await self._checked(pages[at], answer, frames)
+                            if isinstance(got, StoredPage):
+                                loaded[at] = got
+                            else:
+                                reasons[at] = got
 
         failed = await self._spread(self._holders(pages, groups), get, deadline_s)
         for at, page in enumerate(loaded):
@@ -300,9 +302,10 @@ class PoolClient:
         return failed
 
     async def _checked(
-        self, page: PageId, answer: PageData, frames: Sequence[memoryview]
+        self, page: PageId, answer: Message, frames: Sequence[memoryview]
     ) -> StoredPage | Reason:
         """Return the page that an answer brings, if it is that page and undamaged."""
+        assert isinstance(answer, PageData)
         header = answer.header
         if answer.status != LookupStatus.HIT or header is None:
             return _NOT_HIT.get(answer.status, Reason.FAILED)
@@ -323,11 +326,24 @@ class _WrongAnswer(Exception):  # noqa: N818
     """A node answered with something that was not asked."""
 
 
+_STATUSES = {int(status): status for status in LookupStatus}
+
 _NOT_HIT: Mapping[int, Reason] = {
     LookupStatus.MISS: Reason.NOT_HELD,
     LookupStatus.PENDING: Reason.PENDING,
     LookupStatus.RETRY: Reason.BUSY,
 }
+
+
+def _position_of(answer: Message, count: int) -> int:
+    """Return which of `count` pages an answer is about.
+
+    Raises:
+        _WrongAnswer: It is about none.
+    """
+    if isinstance(answer, PageData) and 0 <= answer.position < count:
+        return answer.position
+    raise _WrongAnswer
 
 
 def _reason_of(error: Exception) -> Reason:
@@ -362,7 +378,7 @@ async def _ask_statuses(
     kind = PutResult if isinstance(message, PutPages) else LookupResult
     if not isinstance(answer, kind) or len(answer.statuses) != asked:
         raise _WrongAnswer
-    if not all(0 <= status <= 3 for status in answer.statuses):
+    if not _STATUSES.keys() >= set(answer.statuses):
         raise _WrongAnswer
     return answer.statuses
 

@@ -17,6 +17,8 @@ To test a tier of your own, say how to make it and how to damage what it holds:
     TestMyTierAgainstADict = tier_machine(MyTier).TestCase
 """
 
+# ruff: noqa: D102 - a test's name is its sentence
+
 from __future__ import annotations
 
 import random

@@ -37,7 +37,7 @@ class PoolNode:
         place: PlaceId,
         settings: PoolSettings,
         *,
-        index_url: str,
+        index_url: str | None,
         epoch: Epoch,
         address: str | None = None,
         retention: RetentionPolicy | None = None,
@@ -51,7 +51,7 @@ class PoolNode:
         Args:
             place: The node's name, the same across restarts.
             settings: Budgets and limits.
-            index_url: Redis.
+            index_url: Redis; None serves without telling anybody.
             epoch: This start's number, larger than those of earlier starts.
             address: Where to listen; a free port of `settings.host` where None.
             retention: Which pages leave first; `lru` where None.
@@ -109,15 +109,16 @@ class PoolNode:
             tiers=(int(TierKind.POOL_RAM),),
             ttl_s=self._index_settings.ttl_s,
         )
-        self._publisher = Publisher(
-            self._index_url,
-            self._record,
-            self._cache.entries,
-            settings=self._index_settings,
-            on_fenced=self._service.drain,
-        )
-        self._relay.connect(self._publisher)
-        await self._publisher.start()
+        if self._index_url is not None:
+            self._publisher = Publisher(
+                self._index_url,
+                self._record,
+                self._cache.entries,
+                settings=self._index_settings,
+                on_fenced=self._service.drain,
+            )
+            self._relay.connect(self._publisher)
+            await self._publisher.start()
         log.info("%s serves at %s with %d bytes", self.place, address, self._tier.budget_bytes)
         return self._record
 

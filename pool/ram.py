@@ -11,7 +11,6 @@ memory, so a check costs a twelfth of a transfer. Hashing happens outside the lo
 
 from __future__ import annotations
 
-import enum
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,28 +24,15 @@ from pie.pool.tier import BadPages, PageId, StoredPage, id_of
 from pie.wire.messages import LookupStatus
 
 
-class _State(enum.Enum):
-    WRITING = enum.auto()
-    CHECKING = enum.auto()
-    READY = enum.auto()
-    BAD = enum.auto()
-    """Found bad while pinned: unreadable, and gone with its last pin."""
-
-
 @dataclass(slots=True)
 class _Entry:
     header: PageHeader
     start: int
-    state: _State = _State.WRITING
+    status: LookupStatus = LookupStatus.PENDING
+    """`HIT` is readable; `MISS` was found bad while pinned, and goes with its last pin."""
+    is_checking: bool = False
+    """Whether `complete_store` has begun."""
     pins: int = 0
-
-
-_LOOKUP = {
-    _State.WRITING: LookupStatus.PENDING,
-    _State.CHECKING: LookupStatus.PENDING,
-    _State.READY: LookupStatus.HIT,
-    _State.BAD: LookupStatus.MISS,
-}
 
 
 class RamTier:
@@ -99,7 +85,7 @@ class RamTier:
     def lookup(self, page: PageId) -> LookupStatus:
         """Say what is known of a page, without pinning it."""
         entry = self._entries.get(page)
-        return LookupStatus.MISS if entry is None else _LOOKUP[entry.state]
+        return LookupStatus.MISS if entry is None else entry.status
 
     def prepare_store(self, header: PageHeader) -> memoryview | LookupStatus:
         """Reserve room for a page and return where its payload goes."""
@@ -109,8 +95,7 @@ class RamTier:
                 return LookupStatus.MISS
             entry = self._entries.get(page)
             if entry is not None:
-                status = _LOOKUP[entry.state]
-                return LookupStatus.RETRY if status is LookupStatus.MISS else status
+                return entry.status or LookupStatus.RETRY
             start = self._arena.allocate(header.raw_bytes)
             if start is None:
                 return LookupStatus.RETRY
@@ -121,15 +106,15 @@ class RamTier:
         """Make a prepared page readable, or give its room back."""
         with self._lock:
             entry = self._entries.get(page)
-            if entry is None or entry.state is not _State.WRITING:
+            if entry is None or entry.status is not LookupStatus.PENDING or entry.is_checking:
                 if self._closed:
                     return False
                 raise NotPreparedError(f"nobody prepared a store of {page.key.hex()}")
-            entry.state = _State.CHECKING
+            entry.is_checking = True
         good = success and self._is_good(entry)
         with self._lock:
             if good and not self._closed:
-                entry.state = _State.READY
+                entry.status = LookupStatus.HIT
                 return True
             self._bad_at_store += success and not good
             self._drop(page, entry)
@@ -139,15 +124,15 @@ class RamTier:
         """Pin a page and lend its payload, checked; a bad page is removed and is a `MISS`."""
         with self._lock:
             entry = self._entries.get(page)
-            if entry is None or entry.state is not _State.READY:
-                return LookupStatus.MISS if entry is None else _LOOKUP[entry.state]
+            if entry is None or entry.status is not LookupStatus.HIT:
+                return LookupStatus.MISS if entry is None else entry.status
             entry.pins += 1
         if self._is_good(entry):
             return StoredPage(entry.header, self._payload(entry).toreadonly())
         with self._lock:
-            if entry.state is _State.READY:
+            if entry.status is LookupStatus.HIT:
                 self._bad_at_load += 1
-                entry.state = _State.BAD
+                entry.status = LookupStatus.MISS
             self._unpin(page, entry)
         return LookupStatus.MISS
 
@@ -165,7 +150,7 @@ class RamTier:
             entry = self._entries.get(page)
             if entry is None:
                 return True
-            if entry.pins or entry.state is not _State.READY:
+            if entry.pins or entry.status is not LookupStatus.HIT:
                 return False
             self._drop(page, entry)
             return True
@@ -174,15 +159,15 @@ class RamTier:
         """List the readable pages as they were at some moment of the call."""
         with self._lock:
             entries = list(self._entries.values())
-        return (entry.header for entry in entries if entry.state is _State.READY)
+        return (entry.header for entry in entries if entry.status is LookupStatus.HIT)
 
     def close(self) -> None:
         """Let go of the arena. Loans stay valid until they end, and then free the memory."""
         with self._lock:
             self._closed = True
             for page, entry in list(self._entries.items()):
-                if entry.state in {_State.READY, _State.BAD}:
-                    entry.state = _State.BAD
+                if entry.status is not LookupStatus.PENDING:
+                    entry.status = LookupStatus.MISS
                     if not entry.pins:
                         self._drop(page, entry)
             if not self._entries:
@@ -195,8 +180,8 @@ class RamTier:
             assert self._arena.extents == len(self._entries)
             for entry in self._entries.values():
                 assert entry.pins >= 0
-                assert entry.pins == 0 or entry.state in {_State.READY, _State.BAD}
-                assert entry.pins > 0 or entry.state is not _State.BAD
+                assert entry.pins == 0 or entry.status is not LookupStatus.PENDING
+                assert entry.pins > 0 or entry.status is not LookupStatus.MISS
 
     def _is_good(self, entry: _Entry) -> bool:
         return self._checksum.matches(entry.header, self._payload(entry))
@@ -206,7 +191,7 @@ class RamTier:
 
     def _unpin(self, page: PageId, entry: _Entry) -> None:
         entry.pins -= 1
-        if entry.state is _State.BAD and not entry.pins:
+        if entry.status is LookupStatus.MISS and not entry.pins:
             self._drop(page, entry)
 
     def _drop(self, page: PageId, entry: _Entry) -> None:

@@ -5,7 +5,8 @@ what is kept (`pie.pool.cache`).
 
 Pages are sent from the arena without a copy: the loan ends when zmq no longer reads it. Payloads
 are copied and hashed on the event loop while they are small and on a thread otherwise, because a
-change of threads costs as much as 256 KiB.
+change of threads costs as much as 512 KiB: a get of 360 KiB takes 0.36 ms
+without and 0.45 ms with one.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from pie.page.events import Part
 from pie.page.format import FORMAT_VERSION, PageHeader
@@ -42,7 +43,7 @@ from pie.wire.messages import (
 )
 from pie.wire.peer import Peer
 
-_INLINE_BYTES = 256 << 10
+_INLINE_BYTES = 512 << 10
 _BATCH_BYTES = 4 << 20
 """Payloads that are checked ahead of being sent, and so stay pinned."""
 
@@ -54,6 +55,8 @@ _PUT_STATUS = {
 }
 
 _PARTS = {int(part): part for part in Part}
+
+_MISS, _PENDING = LookupStatus.MISS, LookupStatus.PENDING
 
 _MAX_NAME_CHARS = 128
 """Of a dtype, a layout id or a tenant tag, so that a header stays within its bookkeeping."""
@@ -119,13 +122,15 @@ class PoolService:
 
     def _lookup(self, message: Lookup) -> tuple[int, ...]:
         now_s = self._clock()
-        statuses = []
-        for page in _pages(message):
-            status = self._cache.lookup(page)
-            if status is LookupStatus.MISS and self.claims.is_taken(page, now_s):
-                status = LookupStatus.PENDING
-            statuses.append(int(status))
-        return tuple(statuses)
+        # A pair from the wire equals the page that it names, and 2,048 need not be made anew.
+        pages = cast("tuple[PageId, ...]", message.pages)
+        lookup, claims = self._cache.lookup, self.claims if len(self.claims) else ()
+        return tuple(
+            [
+                lookup(page) or (_PENDING if page in claims and claims.is_taken(page, now_s) else 0)
+                for page in pages
+            ]
+        )
 
     def _wanted(self, peer: Peer, message: StoreWanted) -> tuple[int, ...]:
         """Give each page that is not there to the first writer that asks."""
@@ -150,7 +155,7 @@ class PoolService:
     async def _send_pages(self, peer: Peer, message: GetPages) -> None:
         """Send each page as soon as it is checked."""
         position = 0
-        for batch in self._batches(list(_pages(message))):
+        for batch in self._batches(_pages(message)):
             loans = await self._in_thread(
                 sum(size for _, size in batch),
                 functools.partial(self._borrow, [page for page, _ in batch]),
@@ -277,16 +282,16 @@ class PoolService:
             raise RefusedError(RefusalCode.DRAINING, "the node is about to stop")
 
 
-def _pages(message: Lookup | StoreWanted | GetPages) -> Iterator[PageId]:
+def _pages(message: Lookup | StoreWanted | GetPages) -> list[PageId]:
     """Return the pages that a message names.
 
     Raises:
         RefusedError: There is no such part.
     """
-    for key, part in message.pages:
-        if part not in _PARTS:
-            raise RefusedError(RefusalCode.BAD_MESSAGE, f"no part has the number {part}")
-        yield PageId(key, _PARTS[part])
+    try:
+        return [PageId(key, _PARTS[part]) for key, part in message.pages]
+    except KeyError as error:
+        raise RefusedError(RefusalCode.BAD_MESSAGE, f"no part has the number {error}") from None
 
 
 def _is_sound(header: PageHeader, payload: memoryview) -> bool:

@@ -148,7 +148,9 @@ class FaultyTier(WrappedTier):
 
     def complete_store(self, page: PageId, *, success: bool) -> bool:
         """Make a prepared page readable, unless it fails."""
-        return self.inner.complete_store(page, success=success and not self._fails("complete_store"))
+        return self.inner.complete_store(
+            page, success=success and not self._fails("complete_store")
+        )
 
     def prepare_load(self, page: PageId) -> StoredPage | LookupStatus:
         """Pin a page and lend its payload, unless it fails."""

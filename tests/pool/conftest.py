@@ -1,0 +1,67 @@
+"""Pool nodes and clients that a test starts and need not stop."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from pie.page.events import Epoch, PlaceId
+from pie.pool.client import PoolClient
+from pie.pool.node import PoolNode
+from pie.pool.settings import PoolSettings
+from tests.pool.places import Places
+
+StartNode = Callable[..., Awaitable[PoolNode]]
+MakeClient = Callable[..., PoolClient]
+
+
+@pytest.fixture
+def places() -> Places:
+    """The places that `start_node` adds its nodes to."""
+    return Places()
+
+
+@pytest.fixture
+async def start_node(places: Places) -> AsyncIterator[StartNode]:
+    """Starts nodes; stops and checks those that still run."""
+    nodes: list[PoolNode] = []
+
+    async def start(
+        name: str = "pool-0",
+        *,
+        epoch: int = 1,
+        address: str | None = None,
+        secret: bytes | None = None,
+        **settings: Any,
+    ) -> PoolNode:
+        node = PoolNode(
+            PlaceId(name),
+            PoolSettings.model_validate({"ram_budget": "8MiB", **settings}),
+            index_url=None,
+            epoch=Epoch(epoch),
+            address=address,
+            secret=secret,
+        )
+        places.up(await node.start())
+        nodes.append(node)
+        return node
+
+    yield start
+    for node in nodes:
+        node.check()
+        await node.close()
+
+
+@pytest.fixture
+async def make_client(places: Places) -> AsyncIterator[MakeClient]:
+    """Makes clients of the nodes in `places`, and closes them."""
+    clients: list[PoolClient] = []
+
+    def make(*, secret: bytes | None = None, **settings: Any) -> PoolClient:
+        chosen = PoolSettings.model_validate(settings)
+        clients.append(PoolClient(places, chosen, secret=secret))
+        return clients[-1]
+
+    yield make
+    for client in clients:
+        await client.close()
