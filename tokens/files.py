@@ -119,11 +119,12 @@ class TokenFiles:
         value = self.config.get("chat_template")
         if isinstance(value, str):
             return {DEFAULT_TEMPLATE: value}
-        if isinstance(value, Mapping):
-            return {str(name): str(text) for name, text in value.items()}
-        if isinstance(value, list):
-            return {str(entry["name"]): str(entry["template"]) for entry in value}
-        return {}
+        if value is None:
+            return {}
+        try:
+            return _named_templates(value)
+        except ValueError as error:
+            raise TokenizerError(f"{self.folder / CONFIG_FILE}: chat_template {error}.") from error
 
     def end_ids(self, tokenizer_end: int | None) -> tuple[int, ...]:
         """Return the ids that end an answer, in order.
@@ -226,6 +227,22 @@ def _added(value: object) -> dict[str, Any]:
         raise ValueError(f"{value!r} is no token")
     flags = value if isinstance(value, Mapping) else {}
     return {"content": text, **{name: bool(flags[name]) for name in _FLAGS if name in flags}}
+
+
+def _named_templates(value: object) -> dict[str, str]:
+    """Return templates by name, from an object or from a list of names and templates.
+
+    Raises:
+        ValueError: It is neither.
+    """
+    if isinstance(value, list):
+        try:
+            value = {entry["name"]: entry["template"] for entry in value}
+        except (KeyError, TypeError) as error:
+            raise ValueError("has an entry without a name or a template") from error
+    if not isinstance(value, Mapping) or not all(isinstance(t, str) for t in value.values()):
+        raise ValueError("is neither a text nor several with names")
+    return {str(name): str(text) for name, text in value.items()}
 
 
 def _ids(value: object) -> set[int]:
