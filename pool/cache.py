@@ -225,6 +225,10 @@ class TieredCache:
         """Close all tiers. The index is told nothing: a place that closes is withdrawn."""
         for shelf in self._shelves:
             shelf.level.tier.close()
+            with self._lock:
+                for page in shelf.held:
+                    shelf.level.manager.removed(page.key, page.part)
+                shelf.held.clear()
 
     def check(self) -> None:
         """Assert that records, tiers and managers agree. Only while nobody uses the cache."""
