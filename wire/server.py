@@ -87,6 +87,11 @@ class WireServer:
         self._sweeper: asyncio.Task[None] | None = None
 
     @property
+    def address(self) -> str:
+        """Where it listens; the real address from `start` on."""
+        return self._address
+
+    @property
     def peers(self) -> tuple[Peer, ...]:
         """The clients that are connected."""
         return tuple(peer for peer in self._peers.values() if not peer.is_gone)

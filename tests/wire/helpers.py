@@ -1,0 +1,49 @@
+"""What tests of the wire share: page headers, waiting, and servers in processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+from pie.page.events import Part
+from pie.page.format import PageHeader, checksum
+from pie.page.key import PageKey, RootKey
+
+
+def header_of(payload: bytes, key: bytes = b"k") -> PageHeader:
+    return PageHeader(
+        key=PageKey(key),
+        parent=b"p",
+        index=0,
+        part=Part.FULL,
+        model_root=RootKey(b"r"),
+        dtype="float32",
+        layout_id="layout",
+        page_tokens=16,
+        raw_bytes=len(payload),
+        checksum=checksum(payload),
+    )
+
+
+async def eventually(condition: Callable[[], object], timeout_s: float = 5.0) -> float:
+    """Wait until a condition holds; return how long that took."""
+    start_s = time.monotonic()
+    while not condition():
+        if time.monotonic() - start_s > timeout_s:
+            raise AssertionError(f"did not come true within {timeout_s:g} s")
+        await asyncio.sleep(0.005)
+    return time.monotonic() - start_s
+
+
+def start_process(*arguments: str) -> subprocess.Popen[str]:
+    """Run `other_end.py` in a process of its own; it prints a line when it is ready."""
+    command = [sys.executable, "-m", "tests.wire.other_end", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+async def line_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return (await asyncio.to_thread(process.stdout.readline)).strip()

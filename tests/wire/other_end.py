@@ -1,0 +1,35 @@
+"""The other end of a connection, to be killed: `serve ADDRESS EPOCH` or `connect ADDRESS`."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+
+from pie.page.events import Epoch
+from pie.wire import Peer, WireClient, WireServer, WireSettings
+from pie.wire.messages import Cancel, Lookup, LookupResult, Message
+
+SETTINGS = WireSettings(heartbeat_s=0.1, gone_after_s=0.5, silent_after_s=2.0)
+
+
+async def answer(peer: Peer, message: Message, frames: Sequence[memoryview]) -> None:
+    """Answer look-ups; one for no pages is never answered."""
+    if isinstance(message, Lookup) and message.pages:
+        await peer.send(LookupResult(message.request_id, (1,) * len(message.pages)))
+
+
+async def main(mode: str, address: str, epoch: str = "7") -> None:
+    if mode == "serve":
+        server = WireServer(address, answer, epoch=Epoch(int(epoch)), settings=SETTINGS)
+        print(await server.start(), flush=True)
+    else:
+        # It gives no credit, ever.
+        client = WireClient(address, auto_credit=False, settings=SETTINGS)
+        print(await client.start(), flush=True)
+        await client.send(Cancel("hello"))
+    await asyncio.sleep(600)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

@@ -1,0 +1,185 @@
+"""Nothing that a stranger sends takes a server down."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+from collections.abc import Iterator, Sequence
+from urllib.parse import urlsplit
+
+import pytest
+import zmq
+import zmq.asyncio
+
+from pie.page.key import PageKey
+from pie.wire import Peer, WireServer, WireSettings, new_request_id
+from pie.wire.codec import decode, encode
+from pie.wire.messages import (
+    Credit,
+    Generate,
+    Lookup,
+    LookupResult,
+    Message,
+    Ping,
+    Pong,
+    RefusalCode,
+    Refused,
+)
+
+from .conftest import EPOCH, Connect, Serve
+from .helpers import eventually
+
+LIMITS = WireSettings()
+
+
+async def echo(peer: Peer, message: Message, frames: Sequence[memoryview]) -> None:
+    if isinstance(message, Lookup):
+        await peer.send(LookupResult(message.request_id, (1,)))
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+    with zmq.Context() as context:
+        yield context
+
+
+async def still_works(server: WireServer, connect: Connect) -> None:
+    client = await connect(server)
+    question = Lookup(new_request_id(), EPOCH, ((PageKey(b"k"), 0),))
+    await client.request(question, timeout_s=5)
+
+
+def stranger(context: zmq.Context[zmq.Socket[bytes]], server: WireServer) -> zmq.Socket[bytes]:
+    dealer = context.socket(zmq.DEALER)
+    dealer.linger = 0
+    dealer.connect(server.address)
+    return dealer
+
+
+async def answer(dealer: zmq.Socket[bytes]) -> Message:
+    async def is_there() -> None:
+        while not dealer.poll(0):
+            await asyncio.sleep(0.002)
+
+    await asyncio.wait_for(is_there(), 5)
+    return decode(dealer.recv_multipart()[0], [], LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("parts", "request_id"),
+    [
+        ([b""], ""),
+        ([b"garbage"], ""),
+        ([b"\x91" * 10_000], ""),
+        ([b"\xdd\xff\xff\xff\xff"], ""),
+        ([encode(Ping("p")), b"frame"], "p"),
+        ([encode(Generate("g", EPOCH, 0, 1))], "g"),
+        ([encode(Generate("g", EPOCH, 0, 1)), b"abc"], "g"),
+        ([encode(Generate("g", EPOCH, 0, 1)), *[b"abcd"] * 5000], "g"),
+    ],
+    ids=["empty", "text", "deep", "huge list", "extra", "none", "odd", "many"],
+)
+async def test_a_bad_message_is_refused_in_words(
+    parts: list[bytes],
+    request_id: str,
+    serve: Serve,
+    connect: Connect,
+    context: zmq.Context[zmq.Socket[bytes]],
+) -> None:
+    server = await serve(echo)
+    with stranger(context, server) as dealer:
+        dealer.send_multipart(parts)
+        refusal = await answer(dealer)
+        assert isinstance(refusal, Refused)
+        assert refusal.code is RefusalCode.BAD_MESSAGE
+        assert refusal.request_id == request_id
+        # The same connection goes on.
+        dealer.send(encode(Ping("again")))
+        assert await answer(dealer) == Pong("again", EPOCH)
+    await still_works(server, connect)
+
+
+async def test_a_flood_of_garbage_is_weathered(
+    serve: Serve, connect: Connect, context: zmq.Context[zmq.Socket[bytes]]
+) -> None:
+    server = await serve(echo)
+    dice = random.Random(0)
+    whole = [encode(Ping("x")), encode(Credit(3)), encode(Lookup("x", EPOCH, ()))]
+    dealers = [stranger(context, server) for _ in range(4)]
+    for i in range(2000):
+        header = bytearray(dice.choice(whole) if i % 2 else dice.randbytes(dice.randrange(80)))
+        if header:
+            header[dice.randrange(len(header))] ^= dice.randrange(256)
+        frames = [dice.randbytes(dice.randrange(50)) for _ in range(dice.randrange(3))]
+        # They read nothing of what they are told.
+        dealers[i % 4].send_multipart([bytes(header), *frames])
+        if not i % 100:
+            await asyncio.sleep(0)
+    await eventually(lambda: server.counters.messages_in >= 2000)
+    assert server.counters.bad_messages > 1000
+    await still_works(server, connect)
+    for dealer in dealers:
+        dealer.close()
+    await eventually(lambda: len(server._peers) == 1)
+
+
+async def test_a_credit_that_lies_does_no_harm(
+    serve: Serve, connect: Connect, context: zmq.Context[zmq.Socket[bytes]]
+) -> None:
+    server = await serve(echo)
+    with stranger(context, server) as dealer:
+        for messages in (-1, 0, 2**62):
+            dealer.send(encode(Credit(messages)))
+        dealer.send(encode(Ping("x")))
+        assert await answer(dealer) == Pong("x", EPOCH)
+        (peer,) = server.peers
+        assert peer._credits.used == (0, 0)
+
+
+async def test_a_client_that_reads_nothing_does_not_hold_others_up(
+    serve: Serve, connect: Connect, context: zmq.Context[zmq.Socket[bytes]]
+) -> None:
+    async def talk(peer: Peer, message: Message, frames: Sequence[memoryview]) -> None:
+        for _ in range(20):
+            await peer.send(LookupResult(message.request_id, (1,) * 1000))  # type: ignore[union-attr]
+
+    server = await serve(talk)
+    dealer = context.socket(zmq.DEALER)
+    dealer.linger = 0
+    dealer.rcvhwm = 1
+    dealer.connect(server.address)
+    with dealer:
+        for i in range(1500):
+            dealer.send(encode(Lookup(f"{i}", EPOCH, ())))
+        await eventually(lambda: server.counters.messages_in >= 1500)
+        client = await connect(server)
+        question = Lookup(new_request_id(), EPOCH, ())
+        _ = await client.request(question, timeout_s=5)
+
+
+async def test_a_frame_beyond_the_limit_ends_the_connection(
+    serve: Serve, connect: Connect, settings: WireSettings, context: zmq.Context[zmq.Socket[bytes]]
+) -> None:
+    small = settings.model_copy(update={"max_frame_bytes": 4096, "max_header_bytes": 4096})
+    server = await serve(echo, settings=small)
+    with stranger(context, server) as dealer:
+        dealer.send(encode(Ping("x")))
+        assert await answer(dealer) == Pong("x", EPOCH)
+        (peer,) = server.peers
+        dealer.send(bytes(5000))
+        await eventually(lambda: peer.is_gone)
+    await still_works(server, connect)
+
+
+async def test_another_protocol_at_the_port_is_weathered(serve: Serve, connect: Connect) -> None:
+    server = await serve(echo)
+    if not server.address.startswith("tcp://"):
+        pytest.skip("a port is tcp's")
+    port = urlsplit(server.address).port
+    for text in (b"GET / HTTP/1.1\r\n\r\n", b"", b"\xff" * 64, random.randbytes(5000)):
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            connection.sendall(text)
+            await asyncio.sleep(0.02)
+    await still_works(server, connect)
+    assert len(server.peers) == 1

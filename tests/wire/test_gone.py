@@ -1,0 +1,231 @@
+"""Whoever ends, however it ends, is noticed in time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from subprocess import Popen
+
+import pytest
+
+from pie.page.events import Epoch
+from pie.page.key import PageKey
+from pie.wire import Peer, PeerGone, WireClient, WireSettings, new_request_id
+from pie.wire.messages import Cancel, Lookup, Message
+
+from .conftest import EPOCH, Connect, Serve
+from .helpers import eventually, line_of, start_process
+
+Start = Callable[..., Awaitable[tuple["Popen[str]", str]]]
+
+
+@pytest.fixture
+async def start() -> AsyncIterator[Start]:
+    processes: list[Popen[str]] = []
+
+    async def run(*arguments: str) -> tuple[Popen[str], str]:
+        process = start_process(*arguments)
+        processes.append(process)
+        return process, await line_of(process)
+
+    yield run
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+async def hello(peer: Peer, message: Message, frames: Sequence[memoryview]) -> None:
+    pass
+
+
+def unanswered() -> Lookup:
+    return Lookup(new_request_id(), EPOCH, ())
+
+
+def answered() -> Lookup:
+    return Lookup(new_request_id(), EPOCH, ((PageKey(b"k"), 0),))
+
+
+async def test_a_killed_server_is_noticed_and_its_requests_fail(
+    address: str, settings: WireSettings, start: Start
+) -> None:
+    process, real = await start("serve", address)
+    gone: list[None] = []
+    client = WireClient(real, on_gone=lambda: gone.append(None), settings=settings)
+    await client.start()
+    waiting = asyncio.create_task(client.request(unanswered(), timeout_s=30))
+    await asyncio.sleep(0.1)
+    process.send_signal(signal.SIGKILL)
+    assert await eventually(lambda: gone) < 1.0
+    with pytest.raises(PeerGone):
+        await waiting
+    assert not client.is_up
+    with pytest.raises(PeerGone):
+        await client.send(Cancel("x"))
+    with pytest.raises(PeerGone):
+        await client.request(answered(), timeout_s=5)
+    await client.close()
+    assert len(gone) == 1
+
+
+async def test_a_client_finds_a_server_that_starts_again(
+    folder: object, settings: WireSettings, start: Start
+) -> None:
+    address = f"ipc://{folder}/again"
+    process, _ = await start("serve", address, "7")
+    ups: list[Epoch] = []
+    client = WireClient(address, on_up=ups.append, settings=settings)
+    await client.start()
+    waiting = asyncio.create_task(client.request(unanswered(), timeout_s=30))
+    await asyncio.sleep(0.1)
+    process.kill()
+    await start("serve", address, "8")
+    await eventually(lambda: client.is_up)
+    assert client.epoch == 8
+    with pytest.raises(PeerGone):
+        await waiting
+    question = Lookup(new_request_id(), Epoch(8), ((PageKey(b"k"), 0),))
+    await client.request(question, timeout_s=5)
+    assert ups == [7, 8]
+    await client.close()
+
+
+async def test_a_killed_client_is_noticed(serve: Serve, start: Start) -> None:
+    server = await serve(hello)
+    process, _ = await start("connect", server.address)
+    await eventually(lambda: server.peers)
+    (peer,) = server.peers
+    gone: list[None] = []
+    peer.on_gone(lambda: gone.append(None))
+    process.send_signal(signal.SIGKILL)
+    assert await eventually(lambda: gone) < 1.0
+    assert peer.is_gone
+    assert server.peers == ()
+    with pytest.raises(PeerGone):
+        await peer.send(Cancel("x"))
+    late: list[None] = []
+    peer.on_gone(lambda: late.append(None))
+    await eventually(lambda: late)
+    assert len(gone) == 1
+
+
+@pytest.mark.parametrize("who", ["serve", "connect"])
+async def test_a_process_that_stands_still_is_noticed(
+    who: str, address: str, serve: Serve, connect: Connect, settings: WireSettings, start: Start
+) -> None:
+    # As when a host loses its power or its network: the connection is never closed.
+    gone: list[None] = []
+    if who == "serve":
+        process, real = await start("serve", address)
+        client = WireClient(real, on_gone=lambda: gone.append(None), settings=settings)
+        await client.start()
+    else:
+        server = await serve(hello)
+        process, _ = await start("connect", server.address)
+        await eventually(lambda: server.peers)
+        server.peers[0].on_gone(lambda: gone.append(None))
+    process.send_signal(signal.SIGSTOP)
+    assert await eventually(lambda: gone) < 3 * settings.gone_after_s
+    process.send_signal(signal.SIGCONT)
+    if who == "serve":
+        await eventually(lambda: client.is_up)
+        await client.close()
+
+
+async def test_a_client_that_closes_is_noticed_at_once(serve: Serve, connect: Connect) -> None:
+    server = await serve(hello)
+    client = await connect(server)
+    (peer,) = server.peers
+    gone: list[None] = []
+    peer.on_gone(lambda: gone.append(None))
+    await client.close()
+    assert await eventually(lambda: gone) < 0.2
+    assert server._peers == {}
+
+
+async def test_a_server_that_closes_is_noticed_at_once(serve: Serve, connect: Connect) -> None:
+    server = await serve(hello)
+    gone: list[None] = []
+    client = await connect(server, on_gone=lambda: gone.append(None))
+    waiting = asyncio.create_task(client.request(unanswered(), timeout_s=30))
+    await asyncio.sleep(0.05)
+    (peer,) = server.peers
+    await server.close()
+    assert peer.is_gone
+    assert await eventually(lambda: gone) < 0.5
+    with pytest.raises(PeerGone):
+        await waiting
+
+
+async def test_only_the_one_that_went_is_gone(serve: Serve, connect: Connect) -> None:
+    server = await serve(hello)
+    clients = [await connect(server) for _ in range(5)]
+    assert len(server.peers) == 5
+    await clients[2].close()
+    await eventually(lambda: len(server.peers) == 4)
+    await asyncio.sleep(0.3)
+    assert len(server.peers) == 4
+    assert all(client.is_up for client in clients if client is not clients[2])
+
+
+async def test_a_quiet_connection_stays(
+    serve: Serve, connect: Connect, settings: WireSettings
+) -> None:
+    gone: list[None] = []
+    server = await serve(hello)
+    client = await connect(server, on_gone=lambda: gone.append(None))
+    await asyncio.sleep(settings.silent_after_s + 0.5)
+    assert client.is_up
+    assert not gone
+    assert not server.peers[0].is_gone
+
+
+async def test_a_client_whose_loop_hangs_is_dropped_and_comes_back(
+    serve: Serve, connect: Connect, settings: WireSettings
+) -> None:
+    short = settings.model_copy(update={"silent_after_s": 0.5})
+    server = await serve(hello, settings=short)
+    ups: list[Epoch] = []
+    client = await connect(server, on_up=ups.append)
+    (peer,) = server.peers
+    # Its loop answers no heartbeat, while zmq's own thread does.
+    client._link._ping = lambda: True  # type: ignore[method-assign]
+    await eventually(lambda: peer.is_gone)
+    del client._link._ping  # type: ignore[method-assign]
+    await eventually(lambda: len(ups) == 2)
+    assert server.peers
+    assert server.peers[0] is not peer
+
+
+async def test_a_server_whose_loop_hangs_is_left_and_found_again(
+    serve: Serve, connect: Connect, settings: WireSettings
+) -> None:
+    server = await serve(hello)
+    gone: list[None] = []
+    short = settings.model_copy(update={"silent_after_s": 0.5})
+    client = await connect(server, on_gone=lambda: gone.append(None), settings=short)
+    (peer,) = server.peers
+    push, probe = Peer.push, Peer.probe
+    try:
+        Peer.push = Peer.probe = lambda self, message: True  # type: ignore[method-assign, assignment]
+        await eventually(lambda: gone)
+        assert not client.is_up
+    finally:
+        Peer.push, Peer.probe = push, probe  # type: ignore[method-assign]
+    await eventually(lambda: client.is_up)
+    await eventually(lambda: peer.is_gone)
+
+
+async def test_many_clients_that_come_and_go_leave_nothing(serve: Serve, connect: Connect) -> None:
+    server = await serve(hello)
+    for _ in range(3):
+        clients = [await connect(server) for _ in range(20)]
+        await asyncio.gather(*(client.close() for client in clients))
+    descriptors = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    for _ in range(3):
+        clients = [await connect(server) for _ in range(20)]
+        await asyncio.gather(*(client.close() for client in clients))
+    await eventually(lambda: server._peers == {})
+    await eventually(lambda: len(os.listdir("/proc/self/fd")) <= descriptors + 2)  # noqa: PTH208
