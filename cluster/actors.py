@@ -89,6 +89,8 @@ class WorkerActor(ServiceActor):
                 index_url=index_url,
                 address="tcp://127.0.0.1:0",
                 epoch=new_epoch(),
+                # Ray starts the process again; nothing can be saved in this one.
+                on_dead=lambda _error: os._exit(1),
             )
             await service.start(progress)
             return service, service.record.address

@@ -1,0 +1,131 @@
+"""The `pie` command: what it says when it cannot, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.serving import PIE, Serving, environment
+
+pytestmark = [pytest.mark.live, pytest.mark.xdist_group("command"), pytest.mark.timeout(300)]
+
+
+def pie(folder: Path, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*PIE, *arguments],
+        cwd=folder,
+        env=environment(folder, settings),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def temporary_folders() -> set[Path]:
+    return {path for path in Path(tempfile.gettempdir()).glob("pie-*") if path.is_dir()}
+
+
+def assert_sentence(done: subprocess.CompletedProcess[str], *words: str) -> None:
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    sentence = done.stderr.strip().splitlines()[-1]
+    assert sentence.startswith("pie: ")
+    for word in words:
+        assert word in sentence
+
+
+def test_a_busy_port_is_one_sentence(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = busy.getsockname()[1]
+        done = pie(tmp_path, "serve", "--port", str(port))
+    assert_sentence(done, f"127.0.0.1:{port}", "router.port")
+
+
+def test_a_missing_model_is_one_sentence(tmp_path):
+    done = pie(tmp_path, "serve", "--model", str(tmp_path / "no-such-model"))
+    assert_sentence(done, "no-such-model")
+
+
+def test_too_little_memory_is_one_sentence(tmp_path):
+    done = pie(tmp_path, "serve", PIE_MODEL__DEVICE_KV_BUDGET="4000GiB")
+    assert_sentence(done, "GiB", "model.device_kv_budget")
+
+
+def test_every_mistake_in_the_configuration_is_reported(tmp_path):
+    (tmp_path / "pie.toml").write_text("[model]\ndtype = 'int3'\n[clutser]\n")
+    done = pie(tmp_path, "serve")
+    assert done.returncode == 2
+    assert "pie.toml:2: model.dtype" in done.stderr
+    assert "pie.toml:3: unknown section 'clutser'; did you mean cluster?" in done.stderr
+
+
+def test_a_bad_policy_file_stops_the_start(tmp_path):
+    (tmp_path / "policies.yaml").write_text("worker:\n  retention: lruu\n")
+    done = pie(tmp_path, "serve", PIE_POLICIES__FILE=str(tmp_path / "policies.yaml"))
+    assert done.returncode == 2
+    assert "lruu" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_ray_that_is_not_there_is_one_sentence(tmp_path):
+    done = pie(tmp_path, "serve", PIE_CLUSTER__RAY_ADDRESS="127.0.0.1:1")
+    assert_sentence(done, "127.0.0.1:1")
+
+
+def test_status_without_a_cluster_is_one_sentence(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    done = pie(tmp_path, "status", "--at", f"http://127.0.0.1:{port}")
+    assert_sentence(done, f"http://127.0.0.1:{port}", "pie serve")
+
+
+def test_config_show_says_where_each_value_came_from(tmp_path):
+    (tmp_path / "pie.toml").write_text("[cluster]\nworkers = 3\n")
+    done = pie(tmp_path, "config", "show", PIE_MODEL__DTYPE="float32")
+    assert done.returncode == 0
+    lines = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines() if line.strip()}
+    assert lines["cluster.workers"] == ["3", "pie.toml:2"]
+    assert lines["model.dtype"] == ['"float32"', "PIE_MODEL__DTYPE"]
+    assert lines["model.page_tokens"] == ["16", "default"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("words", ["ray       starting", "worker-0  ", "Ctrl-C stops it"])
+def test_ended_at_any_moment_it_leaves_nothing_behind(tmp_path, number, words):
+    before = temporary_folders()
+    serving = Serving(tmp_path, {"PIE_CLUSTER__WORKERS": "1"})
+    try:
+        serving.wait_until_said(words)
+        mine = temporary_folders() - before
+        family = psutil.Process(serving.process.pid).children(recursive=True)
+    finally:
+        code = serving.stop(number)
+    assert code == (-signal.SIGKILL if number == signal.SIGKILL else 0), serving.text
+    assert mine
+    deadline_s = time.monotonic() + 20
+    while time.monotonic() < deadline_s:
+        left = [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+        if not left and not any(folder.exists() for folder in mine):
+            return
+        time.sleep(0.2)
+    pytest.fail(f"left: {left} {[str(folder) for folder in mine if folder.exists()]}")
+
+
+def test_a_second_signal_ends_it_at_once(tmp_path):
+    serving = Serving(tmp_path, {"PIE_CLUSTER__WORKERS": "1"})
+    try:
+        serving.wait_until_said("ray       ready")
+        os.kill(serving.process.pid, signal.SIGTERM)
+        serving.wait_until_said("once more")
+    finally:
+        serving.stop(signal.SIGTERM)
+    assert serving.process.returncode in {0, 128 + signal.SIGTERM}
