@@ -1,12 +1,63 @@
-"""How a mirror learns from Redis. STUB: signatures are final, bodies follow."""
+"""How a mirror learns from Redis.
+
+Covers finding places, following their streams, their end, and the mode. Does not cover reading one
+place as a whole (`pie.index.reading`) or what the mirror does with it (`pie.index.mirror`).
+
+One task looks for places every `poll_s` and waits for events of all followed places between. A place
+whose announcement is new, or whose stream has a gap, is read as a whole by a task of its own, while
+the mirror goes on with what it knew of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
 
+from pie.index.client import Backoff, make_async_client, translated
 from pie.index.contract import IndexMode
-from pie.index.mirror import Mirror
+from pie.index.errors import IndexUnavailableError
+from pie.index.mirror import Applied, Mirror
+from pie.index.names import PlaceKeys, parse_stream_id, places_key, stream_id
+from pie.index.reading import (
+    Announced,
+    Announcement,
+    parse_announcement,
+    parse_event,
+    read_place,
+)
 from pie.index.settings import IndexSettings
+from pie.page.events import PlaceId
+
+log = logging.getLogger("pie.index.feed")
+
+_READS_AT_ONCE = 4
+"""Places read as a whole at the same time: each costs Redis and us some milliseconds a thousand pages."""
+
+_EVENTS_AT_ONCE = 32
+"""Events taken from each stream in one answer. Each has 256 entries at most, and an entry takes about
+a microsecond, so that nobody else on the event loop waits for more than some milliseconds."""
+
+_Streams = Sequence[tuple[bytes, Sequence[tuple[bytes, Mapping[bytes, bytes]]]]]
+
+
+@dataclass(slots=True)
+class _Followed:
+    """What the feed knows of a place that is in the mirror or being read."""
+
+    keys: PlaceKeys
+    alive_until_s: float
+    announcement: Announcement | None = None
+    """What the mirror has; None while the place is read for the first time."""
+    last: str = ""
+    """Name of the latest event that the mirror has."""
+    reading: asyncio.Task[None] | None = None
+    lost: bool = False
+    """Redis does not have it, though its time is not up."""
 
 
 class MirrorFeed:
@@ -14,7 +65,7 @@ class MirrorFeed:
 
     Redis may be down at the start, go away and come back, or lose everything. `mirror.mode` says
     how it stands: `DEGRADED` while Redis cannot be reached (the mirror keeps what it knows),
-    `RESYNCING` while places are read, else `OK`.
+    `RESYNCING` while places are read or expected back, else `OK`.
 
     Args:
         url: Redis.
@@ -33,16 +84,245 @@ class MirrorFeed:
         with_pages: bool = True,
         on_mode: Callable[[IndexMode], None] | None = None,
     ) -> None:
-        raise NotImplementedError
+        self._settings = settings if settings is not None else IndexSettings()
+        self._mirror = mirror
+        self._with_pages = with_pages
+        self._on_mode = on_mode
+        self._client = make_async_client(url, self._settings)
+        self._places_key = places_key(self._settings.key_prefix)
+        self._followed: dict[PlaceId, _Followed] = {}
+        self._reads = asyncio.Semaphore(_READS_AT_ONCE)
+        self._reachable = False
+        self._looked = False
+        self._ok = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.resyncs = 0
+        """How often a place was read as a whole, the first times included."""
+        self.gaps = 0
+        """How often that was because events were missing."""
 
     async def start(self) -> None:
         """Begin; returns at once, whether or not Redis answers."""
-        raise NotImplementedError
+        self._mirror.mode = IndexMode.RESYNCING
+        self._task = asyncio.create_task(self._run(), name="feed the index mirror")
 
     async def ready(self, timeout_s: float) -> bool:
         """Wait until all places that are up have been read; False when time is up."""
-        raise NotImplementedError
+        try:
+            await asyncio.wait_for(self._ok.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
 
     async def close(self) -> None:
         """Stop; the mirror keeps what it knows, in mode `DEGRADED`."""
-        raise NotImplementedError
+        tasks = [followed.reading for followed in self._followed.values()]
+        for task in (self._task, *tasks):
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+        self._task = None
+        await self._client.aclose()
+        self._reachable = False
+        self._set_mode()
+
+    async def _run(self) -> None:
+        """Look for places and wait for events, until closed."""
+        backoff = Backoff(limit_s=1.0)
+        next_look_s = 0.0
+        while True:
+            try:
+                now_s = time.monotonic()
+                if now_s >= next_look_s:
+                    await self._look()
+                    next_look_s = now_s + self._settings.poll_s
+                more_to_tidy = self._mirror.tidy()
+                wait_s = 0.0 if more_to_tidy else next_look_s - time.monotonic()
+                await self._read_events(wait_s)
+                backoff.reset()
+            except IndexUnavailableError as error:
+                if self._mirror.mode is not IndexMode.DEGRADED:
+                    log.warning("the index is degraded: %s", error)
+                self._reachable = False
+                self._set_mode()
+                next_look_s = 0.0
+                await asyncio.sleep(backoff.next_s())
+            except Exception:
+                log.exception("the index feed failed, and goes on")
+                await asyncio.sleep(backoff.next_s())
+
+    async def _look(self) -> None:
+        """See which places are there, and which have gone."""
+        with translated():
+            members = await self._client.smembers(self._places_key)
+            names = {
+                PlaceId(name.decode(errors="replace"))
+                for name in members
+                if isinstance(name, bytes)
+            }
+            names |= self._followed.keys()
+            keys = {name: PlaceKeys(self._settings.key_prefix, name) for name in sorted(names)}
+            async with self._client.pipeline(transaction=False) as pipe:
+                for place_keys in keys.values():
+                    pipe.hmget(place_keys.record, Announcement.FIELDS)
+                    pipe.pttl(place_keys.record)
+                answers = await pipe.execute()
+        now_s = time.monotonic()
+        if not self._reachable:
+            self._give_grace(now_s)
+            self._reachable = True
+        for place, fields, ttl_ms in zip(keys, answers[::2], answers[1::2], strict=True):
+            said = parse_announcement(fields)
+            if isinstance(said, Announcement):
+                self._seen(place, keys[place], said, now_s + max(ttl_ms, 0) / 1000)
+            elif said is Announced.WITHDRAWN:
+                self._forget(place, "has left")
+            elif said is Announced.UNREADABLE:
+                self._forget(place, "is of a version that this one does not understand")
+            else:
+                await self._not_seen(place, now_s)
+        self._looked = True
+        self._set_mode()
+
+    def _give_grace(self, now_s: float) -> None:
+        """Let no place die of our own blindness: each has the time to announce itself again."""
+        for followed in self._followed.values():
+            if followed.announcement is not None:
+                grace_s = followed.announcement.record.ttl_s
+                followed.alive_until_s = max(followed.alive_until_s, now_s + grace_s)
+
+    def _seen(
+        self, place: PlaceId, keys: PlaceKeys, said: Announcement, alive_until_s: float
+    ) -> None:
+        """Take in that a place is alive, and read it where its announcement is new."""
+        followed = self._followed.get(place)
+        if followed is None:
+            followed = self._followed[place] = _Followed(keys, alive_until_s)
+        followed.alive_until_s = alive_until_s
+        followed.lost = False
+        have = followed.announcement
+        if have is None or (have.record.epoch, have.generation) != (
+            said.record.epoch,
+            said.generation,
+        ):
+            self._read(place, followed)
+
+    async def _not_seen(self, place: PlaceId, now_s: float) -> None:
+        """Take in that Redis has no record of a place: dead, or lost by Redis and soon back."""
+        followed = self._followed.get(place)
+        if followed is not None and now_s < followed.alive_until_s:
+            followed.lost = True
+            return
+        self._forget(place, "has not been heard of")
+        with translated():
+            # It adds itself again should it live.
+            await self._client.srem(self._places_key, place)
+
+    def _forget(self, place: PlaceId, why: str) -> None:
+        followed = self._followed.pop(place, None)
+        if followed is None:
+            return
+        if followed.reading is not None:
+            followed.reading.cancel()
+        if self._mirror.place_down(place):
+            log.info("place %s %s", place, why)
+
+    async def _read_events(self, wait_s: float) -> None:
+        """Wait for events of the followed places, and take them in."""
+        streams = {
+            followed.keys.stream: (place, followed)
+            for place, followed in self._followed.items()
+            if followed.last and followed.reading is None and self._with_pages
+        }
+        if not streams:
+            await asyncio.sleep(max(wait_s, 0))
+            return
+        wait_ms = int(min(wait_s, self._settings.request_timeout_s / 2) * 1000)
+        with translated():
+            answer = await self._client.xread(
+                {name: followed.last for name, (_, followed) in streams.items()},
+                count=_EVENTS_AT_ONCE,
+                block=wait_ms if wait_ms > 0 else None,  # 0 would wait for ever
+            )
+        # The client's types cover both of its protocols and what it may decode.
+        for name, events in cast("_Streams", answer or ()):
+            place, followed = streams[name.decode()]
+            for event_id, fields in events:
+                if not self._take_in(place, followed, event_id, fields):
+                    break
+            await asyncio.sleep(0)
+
+    def _take_in(
+        self, place: PlaceId, followed: _Followed, event_id: bytes, fields: Mapping[bytes, bytes]
+    ) -> bool:
+        """Take in one event; False where the place has to be read as a whole instead."""
+        if self._followed.get(place) is not followed or followed.reading is not None:
+            return False
+        event = parse_event(fields)
+        if event is not None and (event.epoch, event.seq) == parse_stream_id(event_id):
+            applied = self._mirror.apply(event)
+            if applied is Applied.DONE:
+                followed.last = event_id.decode()
+            if applied in {Applied.DONE, Applied.OLD}:
+                return True
+            if applied is Applied.GAP:
+                self.gaps += 1
+                log.info("events of place %s are missing; it is read anew", place)
+        self._read(place, followed)
+        return False
+
+    def _read(self, place: PlaceId, followed: _Followed) -> None:
+        """Begin to read a place as a whole, unless that is going on."""
+        if followed.reading is None:
+            followed.reading = asyncio.create_task(
+                self._read_now(place, followed), name=f"read {place} from the index"
+            )
+            self._set_mode()
+
+    async def _read_now(self, place: PlaceId, followed: _Followed) -> None:
+        """Read a place as a whole, and follow it from there. On failure the next look begins again."""
+        try:
+            async with self._reads:
+                result = await read_place(
+                    self._client, self._mirror, followed.keys, with_pages=self._with_pages
+                )
+            if result is not None and self._followed.get(place) is followed:
+                followed.announcement, seq = result
+                followed.last = stream_id(followed.announcement.record.epoch, seq)
+                self.resyncs += 1
+            else:
+                followed.announcement = None
+        except IndexUnavailableError as error:
+            followed.announcement = None
+            log.info("place %s could not be read: %s", place, error)
+        except Exception:
+            followed.announcement = None
+            log.exception("place %s could not be read", place)
+        finally:
+            followed.reading = None
+            self._set_mode()
+
+    def _set_mode(self) -> None:
+        if not self._reachable:
+            mode = IndexMode.DEGRADED
+        elif not self._looked or any(
+            f.lost or f.reading is not None or f.announcement is None
+            for f in self._followed.values()
+        ):
+            mode = IndexMode.RESYNCING
+        else:
+            mode = IndexMode.OK
+        if mode is IndexMode.OK:
+            self._ok.set()
+        else:
+            self._ok.clear()
+        if mode is self._mirror.mode:
+            return
+        log.info("index: %s", mode)
+        self._mirror.mode = mode
+        if self._on_mode is not None:
+            try:
+                self._on_mode(mode)
+            except Exception:
+                log.exception("on_mode raised")

@@ -1,0 +1,140 @@
+"""What Redis does in one step for a place: announce, apply, withdraw.
+
+Covers the scripts and their answers. Does not cover when they are called (`pie.index.publisher`).
+
+Epochs are compared as text, because a number in Lua is exact up to 2^53 only.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class Answer(enum.Enum):
+    """What a script says."""
+
+    OK = b"ok"
+    STALE = b"stale"
+    """A later start of the place has been here: this one must be silent."""
+    ANEW = b"anew"
+    """Redis does not have what went before: the place must announce itself anew."""
+
+
+_OLDER = """
+local function older(a, b)
+  return #a < #b or (#a == #b and a < b)
+end
+"""
+
+APPLY = (
+    _OLDER
+    + """
+-- KEYS record, pages, stream
+-- ARGV epoch, generation, first seq, record ttl ms, other ttl ms, stream cap, then an event each
+local epoch, generation, seq = unpack(redis.call('HMGET', KEYS[1], 'epoch', 'generation', 'seq'))
+if not epoch then return 'anew' end
+if older(ARGV[1], epoch) then return 'stale' end
+if epoch ~= ARGV[1] or generation ~= ARGV[2] then return 'anew' end
+local have, first, events = tonumber(seq), tonumber(ARGV[3]), #ARGV - 6
+-- An answer that was lost makes a place say the same again.
+local again = events > 0 and have == first + events - 1
+if not again and have ~= first - 1 then return 'anew' end
+
+-- An event is [kind, place, epoch, seq, entries]; an entry [key, parent, index, part, tier, ...].
+local function change(entries, stored)
+  local keys, masks = {}, {}
+  for _, entry in ipairs(entries) do
+    local bits = masks[entry[1]]
+    if not bits then
+      bits = 0
+      keys[#keys + 1] = entry[1]
+    end
+    masks[entry[1]] = bit.bor(bits, bit.lshift(1, entry[4] * 8 + entry[5]))
+  end
+  if #keys == 0 then return end
+  local held = redis.call('HMGET', KEYS[2], unpack(keys))
+  local set, gone = {}, {}
+  for i, key in ipairs(keys) do
+    local old = tonumber(held[i] or 0)
+    local new
+    if stored then
+      new = bit.bor(old, masks[key])
+    else
+      new = bit.band(old, bit.bnot(masks[key]))
+    end
+    if new == 0 then
+      gone[#gone + 1] = key
+    elseif new ~= old then
+      set[#set + 1] = key
+      set[#set + 1] = string.format('%d', new)
+    end
+  end
+  if #set > 0 then redis.call('HSET', KEYS[2], unpack(set)) end
+  if #gone > 0 then redis.call('HDEL', KEYS[2], unpack(gone)) end
+end
+
+if not again then
+  for i = 1, events do
+    local event = cmsgpack.unpack(ARGV[6 + i])
+    if event[1] == 'cleared' then
+      redis.call('UNLINK', KEYS[2])
+    else
+      change(event[5], event[1] == 'stored')
+    end
+    local id = string.format('%s-%.0f', ARGV[1], first + i - 1)
+    redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[6], id, 'event', ARGV[6 + i])
+  end
+  if events > 0 then
+    redis.call('HSET', KEYS[1], 'seq', string.format('%.0f', first + events - 1))
+  end
+end
+redis.call('PEXPIRE', KEYS[1], ARGV[4])
+redis.call('PEXPIRE', KEYS[2], ARGV[5])
+redis.call('PEXPIRE', KEYS[3], ARGV[5])
+return 'ok'
+"""
+)
+"""Apply the next events of a place, or none to say that it is alive."""
+
+ANNOUNCE = (
+    _OLDER
+    + """
+-- KEYS record, pages of this announcement, pages of the one before, stream
+-- ARGV epoch, generation, generation before, seq, number of pages, record, record ttl ms,
+--      other ttl ms, stream cap
+local epoch, before = unpack(redis.call('HMGET', KEYS[1], 'epoch', 'generation'))
+if epoch and older(ARGV[1], epoch) then return 'stale' end
+-- Redis may have lost what was written for this announcement so far.
+if redis.call('HLEN', KEYS[2]) ~= tonumber(ARGV[5]) then return 'anew' end
+if before and before == ARGV[3] and KEYS[2] ~= KEYS[3] then redis.call('UNLINK', KEYS[3]) end
+redis.call('HSET', KEYS[1], 'epoch', ARGV[1], 'generation', ARGV[2], 'seq', ARGV[4], 'record', ARGV[6])
+local id = ARGV[1] .. '-' .. ARGV[4]
+local added = redis.pcall('XADD', KEYS[4], 'MAXLEN', '~', ARGV[9], id, 'announced', ARGV[2])
+if type(added) == 'table' and added.err then
+  -- The stream is of a later start that has left since.
+  redis.call('UNLINK', KEYS[4])
+  redis.call('XADD', KEYS[4], id, 'announced', ARGV[2])
+end
+redis.call('PEXPIRE', KEYS[1], ARGV[7])
+redis.call('PEXPIRE', KEYS[2], ARGV[8])
+redis.call('PEXPIRE', KEYS[4], ARGV[8])
+return 'ok'
+"""
+)
+"""Let the pages written under a new generation be those of the place."""
+
+WITHDRAW = (
+    _OLDER
+    + """
+-- KEYS record, pages, stream
+-- ARGV epoch, generation, tombstone ttl ms
+local epoch, generation = unpack(redis.call('HMGET', KEYS[1], 'epoch', 'generation'))
+if epoch and older(ARGV[1], epoch) then return 'stale' end
+redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[3])
+-- Readers tell a place that has left from one that Redis has lost.
+redis.call('HSET', KEYS[1], 'epoch', ARGV[1])
+redis.call('PEXPIRE', KEYS[1], ARGV[3])
+return 'ok'
+"""
+)
+"""Take a place out of the index; its epoch stays for a moment, so that readers know at once."""
