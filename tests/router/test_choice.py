@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -32,8 +33,8 @@ DEVICE, HOST, DISK, RAM = (
 )
 
 
-def record(place: str, kind: PlaceKind = PlaceKind.WORKER, **fields: object) -> PlaceRecord:
-    values: dict[str, object] = {
+def record(place: str, kind: PlaceKind = PlaceKind.WORKER, **fields: Any) -> PlaceRecord:
+    values: dict[str, Any] = {
         "place": PlaceId(place),
         "epoch": Epoch(1),
         "kind": kind,
@@ -42,10 +43,10 @@ def record(place: str, kind: PlaceKind = PlaceKind.WORKER, **fields: object) -> 
         "page_tokens": PAGE,
         "context_tokens": 1000,
     }
-    return PlaceRecord(**(values | fields))  # type: ignore[arg-type]
+    return PlaceRecord(**(values | fields))
 
 
-def held(own: Sequence[int], pool: Sequence[int] = (), **fields: object) -> Held:
+def held(own: Sequence[int], pool: Sequence[int] = (), **fields: Any) -> Held:
     def segments(masks: Sequence[int]) -> list[tuple[PartMask, int]]:
         return [(PartMask(mask), 1) for mask in masks]
 

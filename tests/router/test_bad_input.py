@@ -1,0 +1,169 @@
+"""Bad input over plain sockets: an OpenAI-shaped answer at once, and the next request works."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from pie.router.service import RouterService
+from tests.router.conftest import Cluster
+
+pytestmark = pytest.mark.live
+CHAT = "/v1/chat/completions"
+GOOD = {"model": "mock", "messages": [{"role": "user", "content": "hello"}]}
+AT_ONCE_S = 0.5
+"""Each takes a few milliseconds; the rest is for a busy machine."""
+
+
+@pytest.fixture
+async def router(cluster: Cluster) -> RouterService:
+    cluster.mock("w0")
+    return await cluster.router(1, body_timeout_s=0.3)
+
+
+def told(response: httpx.Response) -> dict[str, str]:
+    """Return the error of an answer, in OpenAI's shape."""
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert isinstance(error["message"], str)
+    return dict(error)
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "param"),
+    [
+        (b'{"model": "mock", "messages": []}', 400, "messages"),
+        (
+            b'{"model": "mock", "messages": [{"role": "king", "content": ""}]}',
+            400,
+            "messages[0].role",
+        ),
+        (b'{"model": "mock", "messages": [{"role": "user", "content": "\xff"}]}', 400, None),
+        (b'{"model": "mock", "messages": [{"role": "user"', 400, None),
+        (json.dumps(GOOD | {"temperature": "hot"}).encode(), 400, "temperature"),
+        (json.dumps(GOOD | {"max_tokens": -5}).encode(), 400, "max_tokens"),
+        (json.dumps(GOOD | {"max_tokens": 10**12}).encode(), 400, "max_tokens"),
+        (json.dumps(GOOD | {"n": 1000}).encode(), 400, "n"),
+        (json.dumps(GOOD | {"model": "none"}).encode(), 404, "model"),
+    ],
+)
+async def test_bad_bodies(
+    router: RouterService, http: httpx.AsyncClient, content: bytes, status: int, param: str | None
+) -> None:
+    headers = {"content-type": "application/json"}
+    began_s = time.monotonic()
+    response = await http.post(router.url + CHAT, content=content, headers=headers)
+    assert time.monotonic() - began_s < AT_ONCE_S
+    assert response.status_code == status
+    assert told(response)["param"] == param
+    assert (await http.post(router.url + CHAT, json=GOOD)).status_code == 200
+
+
+async def test_a_body_that_says_it_is_too_large_is_refused_unread(router: RouterService) -> None:
+    host = urlsplit(router.url)
+    reader, writer = await asyncio.open_connection(host.hostname, host.port)
+    writer.write(
+        f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        f"content-length: {100 * 2**20}\r\n\r\n".encode()
+    )
+    async with asyncio.timeout(5):
+        head = await reader.readuntil(b"\r\n\r\n")
+    assert b" 413 " in head
+    writer.close()
+
+
+async def test_a_body_that_grows_too_large_is_refused_while_it_is_read(
+    router: RouterService, http: httpx.AsyncClient
+) -> None:
+    sent = 0
+
+    async def endless() -> asyncio.AsyncIterator[bytes]:  # type: ignore[name-defined]
+        nonlocal sent
+        while sent < 100 * 2**20:
+            sent += 2**20
+            yield bytes(2**20)
+
+    headers = {"content-type": "application/json"}
+    response = await http.post(router.url + CHAT, content=endless(), headers=headers)
+    assert response.status_code == 413
+    assert told(response)["code"] == "request_too_large"
+    assert (await http.post(router.url + CHAT, json=GOOD)).status_code == 200
+
+
+async def test_a_body_that_does_not_come_is_given_up(router: RouterService) -> None:
+    host = urlsplit(router.url)
+    reader, writer = await asyncio.open_connection(host.hostname, host.port)
+    writer.write(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: 50\r\n\r\n{{".encode())
+    async with asyncio.timeout(5):
+        answer = await reader.read()
+    assert b" 408 " in answer
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "request_timeout"
+    writer.close()
+
+
+async def test_other_content_types_are_refused(
+    router: RouterService, http: httpx.AsyncClient
+) -> None:
+    response = await http.post(router.url + CHAT, data={"model": "mock"})
+    assert response.status_code == 415
+    assert "application/json" in told(response)["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/", 404),
+        ("POST", "/v1/embeddings", 404),
+        ("GET", "/v1/chat/completions/", 404),
+        ("GET", CHAT, 405),
+        ("DELETE", "/v1/models", 405),
+        ("POST", "/health", 405),
+    ],
+)
+async def test_unknown_paths_and_wrong_methods(
+    router: RouterService, http: httpx.AsyncClient, method: str, path: str, status: int
+) -> None:
+    response = await http.request(method, router.url + path)
+    assert response.status_code == status
+    assert path in told(response)["message"]
+
+
+async def test_garbage_and_half_requests_leave_the_router_well(
+    router: RouterService, http: httpx.AsyncClient
+) -> None:
+    host = urlsplit(router.url)
+    for garbage in (b"\x16\x03\x01 hello\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"POST", b""):
+        _, writer = await asyncio.open_connection(host.hostname, host.port)
+        writer.write(garbage)
+        await writer.drain()
+        writer.close()
+    assert (await http.post(router.url + CHAT, json=GOOD)).status_code == 200
+
+
+async def test_the_document_describes_both_endpoints(
+    router: RouterService, http: httpx.AsyncClient
+) -> None:
+    document = (await http.get(router.url + "/openapi.json")).json()
+    assert document["openapi"].startswith("3.1")
+    schemas = document["components"]["schemas"]
+    for path in (CHAT, "/v1/completions"):
+        content = document["paths"][path]["post"]["requestBody"]["content"]
+        name = content["application/json"]["schema"]["$ref"].rpartition("/")[2]
+        assert "temperature" in schemas[name]["properties"]
+    used = set(_refs(document))
+    assert used <= {f"#/components/schemas/{name}" for name in schemas}
+
+
+def _refs(node: object) -> list[str]:
+    if isinstance(node, dict):
+        return [
+            ref
+            for key, value in node.items()
+            for ref in ([value] if key == "$ref" else _refs(value))
+        ]
+    return [ref for item in node for ref in _refs(item)] if isinstance(node, list) else []
