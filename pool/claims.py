@@ -32,9 +32,6 @@ class Claims:
     def __len__(self) -> int:
         return len(self._claims)
 
-    def __contains__(self, page: object) -> bool:
-        return page in self._claims
-
     def take(self, page: PageId, writer: bytes, now_s: float) -> bool:
         """Give `page` to `writer` unless another has it or there are too many claims.
 

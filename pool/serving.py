@@ -56,8 +56,6 @@ _PUT_STATUS = {
 
 _PARTS = {int(part): part for part in Part}
 
-_MISS, _PENDING = LookupStatus.MISS, LookupStatus.PENDING
-
 _MAX_NAME_CHARS = 128
 """Of a dtype, a layout id or a tenant tag, so that a header stays within its bookkeeping."""
 
@@ -124,13 +122,12 @@ class PoolService:
         now_s = self._clock()
         # A pair from the wire equals the page that it names, and 2,048 need not be made anew.
         pages = cast("tuple[PageId, ...]", message.pages)
-        lookup, claims = self._cache.lookup, self.claims if len(self.claims) else ()
-        return tuple(
-            [
-                lookup(page) or (_PENDING if page in claims and claims.is_taken(page, now_s) else 0)
-                for page in pages
-            ]
-        )
+        statuses = [int(status) for status in map(self._cache.lookup, pages)]
+        if len(self.claims):
+            for at, page in enumerate(pages):
+                if not statuses[at] and self.claims.is_taken(page, now_s):
+                    statuses[at] = LookupStatus.PENDING
+        return tuple(statuses)
 
     def _wanted(self, peer: Peer, message: StoreWanted) -> tuple[int, ...]:
         """Give each page that is not there to the first writer that asks."""

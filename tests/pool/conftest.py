@@ -47,9 +47,12 @@ async def start_node(places: Places) -> AsyncIterator[StartNode]:
         return node
 
     yield start
-    for node in nodes:
-        node.check()
-        await node.close()
+    try:
+        for node in nodes:
+            node.check()
+    finally:
+        for node in nodes:
+            await node.close()
 
 
 @pytest.fixture
