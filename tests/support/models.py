@@ -12,6 +12,7 @@ from typing import cast
 
 import torch
 from transformers import (
+    AutoModelForCausalLM as Auto,
     Gemma2Config,
     Gemma3TextConfig,
     GPT2Config,
@@ -21,7 +22,6 @@ from transformers import (
     PreTrainedModel,
     Qwen3Config,
 )
-from transformers import AutoModelForCausalLM as Auto
 
 from pie.worker.model import Model, describe, load_model
 from pie.worker.settings import ModelSettings
@@ -92,6 +92,7 @@ def _gpt2() -> PreTrainedConfig:
         n_layer=3,
         n_head=4,
         initializer_range=0.2,
+        tie_word_embeddings=False,
         bos_token_id=1,
         eos_token_id=2,
     )
@@ -104,6 +105,8 @@ def _common() -> dict[str, object]:
         "num_attention_heads": 4,
         "max_position_embeddings": CONTEXT_TOKENS,
         "initializer_range": 0.2,
+        # Tied, a random model mostly repeats its last token, whatever came before.
+        "tie_word_embeddings": False,
         "bos_token_id": 1,
         "eos_token_id": 2,
         "pad_token_id": 0,

@@ -1,0 +1,111 @@
+"""A scheduler with a memory that its plans write, for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from pie.page.events import Part
+from pie.page.key import RootKey
+from pie.policies.manager import RetentionManager
+from pie.worker.page_table import PageTable
+from pie.worker.scheduler import Limits, Scheduler, StepPlan
+from pie.worker.sequence import Sequence
+from pie.worker.working_set import WorkingSet
+
+PAGE = 4
+ROOT = RootKey(b"r" * 32)
+
+
+@dataclass
+class World:
+    """A scheduler, a memory that its plans write, and what each sequence still has to make."""
+
+    pages: int = 16
+    max_running: int = 4
+    max_waiting: int = 100
+    step_tokens: int = 16
+    prefill_tokens: int = 8
+    load_wish: Callable[[Sequence], int] = lambda _: 0
+    now_s: float = 0.0
+    left: dict[int, int] = field(default_factory=dict)
+    made: dict[int, int] = field(default_factory=dict)
+    """Tokens that each sequence has made."""
+    computed: int = 0
+    last: StepPlan | None = None
+
+    def __post_init__(self) -> None:
+        self.table = PageTable(
+            self.pages, page_bytes=1, part=Part.FULL, retention=RetentionManager()
+        )
+        limits = Limits(self.max_running, self.max_waiting, self.step_tokens)
+        self.scheduler = Scheduler(self.table, limits, page_tokens=PAGE, load_wish=self._wish)
+        self.memory: dict[tuple[int, int], int] = {}
+        self.sequences: list[Sequence] = []
+
+    def _wish(self, sequence: Sequence) -> int:
+        return self.load_wish(sequence)
+
+    def submit(self, tokens: Iterable[int], outputs: int = 1) -> Sequence:
+        working_set = WorkingSet(self.table, ROOT, tokens, page_tokens=PAGE)
+        sequence = Sequence(len(self.sequences), working_set, self.now_s)
+        self.sequences.append(sequence)
+        assert self.scheduler.submit(sequence)
+        self.left[sequence.number] = outputs
+        self.made[sequence.number] = 0
+        return sequence
+
+    def plan(self) -> StepPlan:
+        self.now_s += 1
+        self.last = self.scheduler.plan(self.now_s, prefill_tokens=self.prefill_tokens)
+        return self.last
+
+    def step(self) -> StepPlan:
+        """Plan, check that what is read was written, write, and draw tokens."""
+        plan = self.plan()
+        for chunk in plan.chunks:
+            self._run(chunk.sequence, chunk.tokens)
+        for chunk in plan.chunks:
+            self.scheduler.advance(chunk, self.now_s)
+            self.computed += chunk.tokens
+            if chunk.draws:
+                self._draw(chunk.sequence)
+        self.check()
+        return plan
+
+    def run(self, *, limit: int = 2000) -> int:
+        """Step until nothing is left; return the number of steps."""
+        for steps in range(limit):
+            if self.scheduler.is_empty:
+                return steps
+            self.step()
+        raise AssertionError(f"not done after {limit} steps")
+
+    def write(self, sequence: Sequence, slots: Iterable[int]) -> None:
+        for slot in slots:
+            page = sequence.working_set.pages[slot // PAGE]
+            self.memory[page, slot % PAGE] = sequence.working_set.tokens[slot]
+
+    def check(self) -> None:
+        self.scheduler.check()
+        self.table.check([one.working_set.pages for one in self.scheduler.sequences()])
+
+    def _run(self, sequence: Sequence, tokens: int) -> None:
+        working_set = sequence.working_set
+        start = working_set.computed
+        if working_set.writes:
+            self.write(sequence, range(start, start + tokens))
+        for slot in range(start + tokens):
+            page = working_set.pages[slot // PAGE]
+            assert self.memory[page, slot % PAGE] == working_set.tokens[slot], "a wrong page"
+
+    def _draw(self, sequence: Sequence) -> None:
+        sequence.working_set.append(sequence.number % 7)
+        self.made[sequence.number] += 1
+        self.left[sequence.number] -= 1
+        if not self.left[sequence.number]:
+            self.scheduler.finish(sequence)
+
+
+def chunks(plan: StepPlan) -> dict[int, int]:
+    return {chunk.sequence.number: chunk.tokens for chunk in plan.chunks}
