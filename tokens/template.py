@@ -97,6 +97,7 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Message],
+        /,
         *,
         tools: Sequence[Message] | None = None,
         add_generation_prompt: bool = True,
@@ -109,7 +110,8 @@ class ChatTemplate:
             tools: JSON schemas of the tools that the model may call; chooses the template
                 `tool_use` where there is one.
             add_generation_prompt: End with the beginning of the assistant's answer.
-            variables: What else the template may read.
+            variables: What else the template may read; they may replace special tokens, but
+                not the arguments above.
 
         Raises:
             TemplateRefusedError: The template does not take this conversation, in its own words.

@@ -56,7 +56,7 @@ class Tokenizer:
         )
         self._cleans_up = bool(flags.get("clean_up_tokenization_spaces")) and not spoils
         self.plan: DecodingPlan = plan_decoding(self._inner, cleans_up=self._cleans_up)
-        self.token_bytes = lru_cache(_TOKEN_BYTES_CACHED)(self._token_bytes)
+        self._bytes_of = lru_cache(_TOKEN_BYTES_CACHED)(self._find_bytes)
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
@@ -104,11 +104,14 @@ class Tokenizer:
         """Return the id of a token as the vocabulary spells it; `None` where there is none."""
         return self._inner.token_to_id(token)
 
-    def _token_bytes(self, id_: int) -> bytes:
+    def token_bytes(self, id_: int) -> bytes:
         """Return the bytes that a token adds in the middle of a text, special tokens included.
 
         They may be part of a character. An unknown id adds nothing.
         """
+        return self._bytes_of(id_)
+
+    def _find_bytes(self, id_: int) -> bytes:
         token = self.token(id_)
         return b"" if token is None else self.plan.token_bytes(token)
 

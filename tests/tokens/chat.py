@@ -207,7 +207,7 @@ RECURSIVE = """\
 {%- macro outer() %}{{ caller(1) ~ caller(2) }}{% endmacro %}
 {%- call(x) outer() %}<{{ x }}>{% endcall %}
 {{- dict(a=1) | tojson ~ dict.fromkeys('ab', 1) | tojson(sort_keys=true) }}
-{{- namespace(self=1).self ~ '%05d|%s' % (42, 'x') ~ 3 * 'ab' ~ 2 ** 10 ~ [1] + [2] }}
+{{- namespace(self=1).self ~ '%05d|%s' % (42, 'x') ~ 3 * 'ab' ~ (2 ** 10) ~ ([1] + [2]) ~ none ~ nothing ~ 1.5 }}
 """
 
 TEMPLATES = {

@@ -95,6 +95,11 @@ def test_other_variables_reach_the_template(pairs: Callable[[str], Pair], thinki
     assert {"enable_thinking", "tools", "messages"} <= ours.variables
 
 
+def test_a_variable_does_not_replace_the_conversation() -> None:
+    template = made("{{ messages[0].content }}{{ bos_token }}")
+    assert template.render(SAID, messages="x", self="y", bos_token="z") == "hiz"
+
+
 def test_smollm2s_own_template_and_tokens_are_those_of_transformers(
     pairs: Callable[[str], Pair],
 ) -> None:
