@@ -19,14 +19,19 @@ async def answer(peer: Peer, message: Message, frames: Sequence[memoryview]) -> 
         await peer.send(LookupResult(message.request_id, (1,) * len(message.pages)))
 
 
+def say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
 async def main(mode: str, address: str, epoch: str = "7") -> None:
     if mode == "serve":
         server = WireServer(address, answer, epoch=Epoch(int(epoch)), settings=SETTINGS)
-        print(await server.start(), flush=True)
+        say(await server.start())
     else:
         # It gives no credit, ever.
         client = WireClient(address, auto_credit=False, settings=SETTINGS)
-        print(await client.start(), flush=True)
+        say(str(await client.start()))
         await client.send(Cancel("hello"))
     await asyncio.sleep(600)
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from pie.page.events import Epoch
-from pie.page.format import PageHeader
-from pie.page.key import PageKey, RootKey
+from pie.page.key import PageKey
 from pie.wire import BadMessage, WireSettings
 from pie.wire.codec import decode, encode
 from pie.wire.messages import (
@@ -25,19 +24,10 @@ from pie.wire.messages import (
     TokenDelta,
 )
 
+from .helpers import header_of
+
 LIMITS = WireSettings()
-HEADER = PageHeader(
-    PageKey(b"k" * 32),
-    b"p" * 32,
-    0,
-    0,
-    RootKey(b"r" * 32),
-    "float32",
-    "l",
-    16,
-    4,
-    b"c" * 16,  # type: ignore[arg-type]
-)
+HEADER = header_of(b"abcd")
 FRAME = memoryview(b"abcd")
 LOAD = Load(1, 2, 3, 4, 5, 6.0, 7.0)
 
@@ -90,7 +80,7 @@ def test_damage_is_a_bad_message_or_another_message(
     at = data.draw(st.integers(0, len(header) - 1))
     header[at] ^= data.draw(st.integers(1, 255))
     try:
-        decode(header, ours[1], LIMITS)
+        decode(bytes(header), ours[1], LIMITS)
     except BadMessage:
         return
 

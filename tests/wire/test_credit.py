@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import psutil
 import pytest
@@ -173,17 +173,10 @@ async def test_an_abandoned_stream_gives_its_credit_back(serve: Serve, connect: 
     await eventually(lambda: server.peers[0]._credits.used == (0, 0))
 
 
-Release = Callable[[], None]
-
-
 async def test_lent_memory_comes_back_when_zmq_is_done(serve: Serve, connect: Connect) -> None:
-    got: list[bytes] = []
-
-    def keep(message: Message, frames: Sequence[memoryview]) -> None:
-        got.extend(bytes(frame[:1]) for frame in frames)
-
     async def handler(peer: Peer, message: Message, frames: Sequence[memoryview]) -> None:
         slots: asyncio.Queue[bytearray] = asyncio.Queue()
+        assert isinstance(message, GetPages)
         for _ in range(3):
             slots.put_nowait(bytearray(PAGE))
         for i in range(100):
@@ -197,7 +190,7 @@ async def test_lent_memory_comes_back_when_zmq_is_done(serve: Serve, connect: Co
 
             await peer.send(
                 PageData(message.request_id, i, 1, header_of(b"")), [slot], release=release
-            )  # type: ignore[union-attr]
+            )
 
     client = await connect(await serve(handler))
     numbers = []
