@@ -25,7 +25,7 @@ from pie.index.errors import IndexUnavailableError, PlaceFencedError
 from pie.index.mirror import entry_masks
 from pie.index.names import PlaceKeys, places_key
 from pie.index.outbox import Outbox
-from pie.index.scripts import ANNOUNCE, APPLY, WITHDRAW, Answer
+from pie.index.scripts import ANNOUNCE, APPLY, WITHDRAW, Answer, pack_changes
 from pie.index.settings import IndexSettings
 from pie.page.events import PageEntry, PageEvent, PartMask
 from pie.page.key import PageKey
@@ -98,7 +98,7 @@ class Publisher:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._waiters: list[tuple[int, asyncio.Future[None]]] = []
+        self._waiters: list[tuple[int, asyncio.Future[bool]]] = []
 
     @property
     def mode(self) -> IndexMode:
@@ -116,19 +116,21 @@ class Publisher:
         self._task = asyncio.create_task(self._run(), name=f"publish {self._record.place}")
 
     async def flushed(self, timeout_s: float) -> bool:
-        """Wait until Redis has all that was published before this call; False when time is up."""
+        """Wait until Redis has all that was published before this call.
+
+        Returns False when time is up, or when the place is fenced.
+        """
         target = self._outbox.added
         if self._acked >= target or self._fenced:
             return not self._fenced
         waiter = (target, asyncio.get_running_loop().create_future())
         self._waiters.append(waiter)
         try:
-            await asyncio.wait_for(waiter[1], timeout_s)
+            return await asyncio.wait_for(waiter[1], timeout_s)
         except TimeoutError:
             return False
         finally:
             self._waiters.remove(waiter)
-        return True
 
     async def close(self) -> None:
         """Withdraw the place and let go of connections; takes seconds at most."""
@@ -218,13 +220,16 @@ class Publisher:
             )
             self._seq += len(self._in_flight)
         first = self._in_flight[0].seq if self._in_flight else self._seq + 1
+        events: list[bytes] = []
+        for event in self._in_flight:
+            events += (pack_changes(event), msgspec.msgpack.encode(event))
         with translated():
             said = await self._apply_script(
                 keys=[self._keys.record, self._keys.pages(self._generation), self._keys.stream],
                 args=[
                     *(record.epoch, self._generation, first, self._ttl_ms, self._keep_ms),
                     self._settings.stream_events,
-                    *map(msgspec.msgpack.encode, self._in_flight),
+                    *events,
                 ],
             )
             if not self._in_flight:
@@ -318,6 +323,7 @@ class Publisher:
         self._fenced = True
         self._outbox.close()
         self._set_mode(IndexMode.DEGRADED)
+        self._tell_waiters()
         if self._on_fenced is not None:
             try:
                 self._on_fenced()
@@ -326,8 +332,8 @@ class Publisher:
 
     def _tell_waiters(self) -> None:
         for target, waiter in self._waiters:
-            if self._acked >= target and not waiter.done():
-                waiter.set_result(None)
+            if (self._fenced or self._acked >= target) and not waiter.done():
+                waiter.set_result(not self._fenced)
 
     def _set_mode(self, mode: IndexMode) -> None:
         if mode is self._mode:

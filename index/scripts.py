@@ -9,6 +9,11 @@ from __future__ import annotations
 
 import enum
 
+from pie.page.events import PageEvent, PageStored, PlaceCleared, part_bit
+from pie.page.key import KEY_BYTES
+
+_BIT_BYTES = {1 << bit: bytes([bit]) for bit in range(32)}
+
 
 class Answer(enum.Enum):
     """What a script says."""
@@ -30,26 +35,26 @@ APPLY = (
     _OLDER
     + """
 -- KEYS record, pages, stream
--- ARGV epoch, generation, first seq, record ttl ms, other ttl ms, stream cap, then an event each
+-- ARGV epoch, generation, first seq, record ttl ms, other ttl ms, stream cap,
+--      then for each event its changes, packed as `pack_changes` does, and the event for readers
 local epoch, generation, seq = unpack(redis.call('HMGET', KEYS[1], 'epoch', 'generation', 'seq'))
 if not epoch then return 'anew' end
 if older(ARGV[1], epoch) then return 'stale' end
 if epoch ~= ARGV[1] or generation ~= ARGV[2] then return 'anew' end
-local have, first, events = tonumber(seq), tonumber(ARGV[3]), #ARGV - 6
+local have, first, events = tonumber(seq), tonumber(ARGV[3]), (#ARGV - 6) / 2
 -- An answer that was lost makes a place say the same again.
 local again = events > 0 and have == first + events - 1
 if not again and have ~= first - 1 then return 'anew' end
 
--- An event is [kind, place, epoch, seq, entries]; an entry [key, parent, index, part, tier, ...].
-local function change(entries, stored)
+local function change(packed)
   local keys, masks = {}, {}
-  for _, entry in ipairs(entries) do
-    local bits = masks[entry[1]]
-    if not bits then
-      bits = 0
-      keys[#keys + 1] = entry[1]
+  for at = 2, #packed, 33 do
+    local key = string.sub(packed, at, at + 31)
+    if not masks[key] then
+      masks[key] = 0
+      keys[#keys + 1] = key
     end
-    masks[entry[1]] = bit.bor(bits, bit.lshift(1, entry[4] * 8 + entry[5]))
+    masks[key] = bit.bor(masks[key], bit.lshift(1, string.byte(packed, at + 32)))
   end
   if #keys == 0 then return end
   local held = redis.call('HMGET', KEYS[2], unpack(keys))
@@ -57,7 +62,7 @@ local function change(entries, stored)
   for i, key in ipairs(keys) do
     local old = tonumber(held[i] or 0)
     local new
-    if stored then
+    if string.sub(packed, 1, 1) == '+' then
       new = bit.bor(old, masks[key])
     else
       new = bit.band(old, bit.bnot(masks[key]))
@@ -75,14 +80,14 @@ end
 
 if not again then
   for i = 1, events do
-    local event = cmsgpack.unpack(ARGV[6 + i])
-    if event[1] == 'cleared' then
+    local packed = ARGV[5 + 2 * i]
+    if packed == '0' then
       redis.call('UNLINK', KEYS[2])
     else
-      change(event[5], event[1] == 'stored')
+      change(packed)
     end
     local id = string.format('%s-%.0f', ARGV[1], first + i - 1)
-    redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[6], id, 'event', ARGV[6 + i])
+    redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[6], id, 'event', ARGV[6 + 2 * i])
   end
   if events > 0 then
     redis.call('HSET', KEYS[1], 'seq', string.format('%.0f', first + events - 1))
@@ -138,3 +143,17 @@ return 'ok'
 """
 )
 """Take a place out of the index; its epoch stays for a moment, so that readers know at once."""
+
+
+def pack_changes(event: PageEvent) -> bytes:
+    """Return what an event changes as `APPLY` reads it: a sign, then key and bit of each entry.
+
+    Redis's msgpack knows no binary strings, so that it cannot read the event itself.
+    """
+    if isinstance(event, PlaceCleared):
+        return b"0"
+    parts = [b"+" if isinstance(event, PageStored) else b"-"]
+    for entry in event.entries:
+        assert len(entry.key) == KEY_BYTES
+        parts += (entry.key, _BIT_BYTES[part_bit(entry.part, entry.tier)])
+    return b"".join(parts)
