@@ -1,7 +1,7 @@
 """Random numbers for sampling.
 
 A draw is a pure function of a request's seed and the output position, so that any worker can go on
-with a request that another one began. `tests/worker/test_draws.py` fixes the numbers: a change
+with a request that another one began. `tests/worker/engine/test_draws.py` fixes the numbers: a change
 to them breaks that.
 """
 

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import pytest
+
+from pie.worker.page_table import PageTable
+from pie.worker.stores import PageToStore, StoreQueue
+from tests.worker.engine.test_page_table import TOTAL, frozen, hold, key, make_table
+
+
+@pytest.fixture
+def table() -> PageTable:
+    return make_table()
+
+
+def to_store(pages: list[int], *numbers: int) -> list[PageToStore]:
+    return [
+        PageToStore(page, frozen(number), key(0))
+        for page, number in zip(pages, numbers, strict=True)
+    ]
+
+
+def queue(table: PageTable, limit_pages: int = 10, batch_pages: int = 2) -> StoreQueue:
+    return StoreQueue(table, limit_pages=limit_pages, batch_pages=batch_pages)
+
+
+def test_one_batch_at_a_time_is_pinned(table: PageTable) -> None:
+    stores, pages = queue(table), hold(table, 1, 2, 3)
+    for one in to_store(pages, 1, 2, 3):
+        stores.put(one)
+    table.release(pages)
+    assert [one.page.key for one in stores.next_batch()] == [key(1), key(2)]
+    assert stores.next_batch() == []
+    assert (table.counts().in_use, table.counts().idle, len(stores)) == (2, 1, 3)
+    stores.ended(2)
+    assert [one.page.key for one in stores.next_batch()] == [key(3)]
+    stores.ended(0)
+    assert (stores.stored, stores.dropped, table.counts().idle) == (2, 1, 3)
+
+
+def test_a_page_that_left_before_its_turn_is_dropped(table: PageTable) -> None:
+    stores, pages = queue(table), hold(table, 1)
+    stores.put(to_store(pages, 1)[0])
+    table.release(pages)
+    assert table.allocate(TOTAL, 1) is not None
+    assert stores.next_batch() == []
+    assert stores.dropped == 1
+
+
+def test_a_full_queue_drops(table: PageTable) -> None:
+    stores, pages = queue(table, limit_pages=1), hold(table, 1, 2)
+    for one in to_store(pages, 1, 2):
+        stores.put(one)
+    assert (len(stores), stores.dropped) == (1, 1)
