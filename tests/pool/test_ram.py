@@ -2,12 +2,17 @@
 
 import random
 import resource
+import tracemalloc
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import settings
 
+from pie.page.format import PageHeader
+from pie.policies.manager import RetentionManager
 from pie.pool.arena import ENTRY_BYTES, Arena
+from pie.pool.cache import Level, TieredCache
 from pie.pool.conformance import TierConformance, put, sample_page, tier_machine
 from pie.pool.errors import NoArenaError
 from pie.pool.ram import RamTier
@@ -55,6 +60,45 @@ def test_small_pages_after_large_ones_give_memory_back_for_their_bookkeeping() -
     assert count > 900, "bookkeeping of 2 KiB a page is what limits small pages"
     assert tier.resident_bytes >= count * ENTRY_BYTES
     tier.close()
+
+
+def test_physical_memory_stays_within_the_budget_whatever_comes_and_goes() -> None:
+    budget = 64 << 20
+    before = _resident_bytes()
+    tier = RamTier(budget)
+    chance = random.Random(1)
+    held: list[PageId] = []
+    number = 0
+    for size in (1 << 20, 100, 300_000, 20_000, 1 << 20):
+        for _ in range(3000 if size < 1000 else 100):
+            number += 1
+            header, payload = sample_page(number, size)
+            while held and not put(tier, header, payload):
+                tier.remove(held.pop(chance.randrange(len(held))))
+            held.append(id_of(header))
+        assert tier.used_bytes <= tier.resident_bytes <= budget
+        # Python's own memory comes on top, and grows and shrinks as it likes.
+        assert _resident_bytes() - before < budget + (12 << 20)
+        tier.check()
+    tier.close()
+
+
+def test_a_page_takes_no_more_bookkeeping_than_is_counted() -> None:
+    encoded = [
+        (msgspec.msgpack.encode(header), payload)
+        for header, payload in (sample_page(n, 16, parent=n - 1) for n in range(3000))
+    ]
+    cache = TieredCache([Level(RamTier(16 << 20), RetentionManager())])
+    tracemalloc.start()
+    for data, payload in encoded:
+        header = msgspec.msgpack.decode(data, type=PageHeader)
+        room = cache.prepare_store(header)
+        assert isinstance(room, memoryview)
+        room[:] = payload
+        cache.complete_store(id_of(header), success=True)
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert taken / 3000 < ENTRY_BYTES
 
 
 def test_gaps_stay_small_when_pages_of_several_sizes_come_and_go() -> None:
