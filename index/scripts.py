@@ -87,7 +87,9 @@ if not again then
       change(packed)
     end
     local id = string.format('%s-%.0f', ARGV[1], first + i - 1)
-    redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[6], id, 'event', ARGV[6 + 2 * i])
+    local added = redis.pcall('XADD', KEYS[3], 'MAXLEN', '~', ARGV[6], id, 'event', ARGV[6 + 2 * i])
+    -- Somebody else has written to the stream.
+    if type(added) == 'table' and added.err then return 'anew' end
   end
   if events > 0 then
     redis.call('HSET', KEYS[1], 'seq', string.format('%.0f', first + events - 1))
@@ -116,7 +118,7 @@ redis.call('HSET', KEYS[1], 'epoch', ARGV[1], 'generation', ARGV[2], 'seq', ARGV
 local id = ARGV[1] .. '-' .. ARGV[4]
 local added = redis.pcall('XADD', KEYS[4], 'MAXLEN', '~', ARGV[9], id, 'announced', ARGV[2])
 if type(added) == 'table' and added.err then
-  -- The stream is of a later start that has left since.
+  -- The stream is of a later start that has left since, or somebody else has written to it.
   redis.call('UNLINK', KEYS[4])
   redis.call('XADD', KEYS[4], id, 'announced', ARGV[2])
 end
