@@ -23,6 +23,9 @@ from pie.wire.settings import WireSettings
 
 log = logging.getLogger("pie.pool.links")
 
+_PATIENCE_S = 0.5
+"""How long anybody waits for a new connection; opening it goes on behind them."""
+
 _RETRY_AFTER_S = 1.0
 """How long a node that did not answer is left alone; so long new pages are not kept either."""
 
@@ -31,8 +34,10 @@ _RETRY_AFTER_S = 1.0
 class _Link:
     address: str
     client: WireClient
+    began_s: float
     opening: asyncio.Task[None]
     down_until_s: float = 0.0
+    """Set where opening it failed."""
 
 
 @dataclass(slots=True)
@@ -88,12 +93,12 @@ class NodeLinks:
         if link is None:
             if self._closed:
                 raise PeerGone("the client is closed")
-            client = WireClient(record.address, settings=self._settings)
-            link = _Link(record.address, client, asyncio.create_task(self._start(record, client)))
-            self._links[record.place] = link
-        # Shielded: one impatient load must not end the attempt for all others.
-        await asyncio.shield(link.opening)
-        if link.down_until_s or not link.client.is_up:
+            link = self._links[record.place] = self._new_link(record)
+        left_s = link.began_s + _PATIENCE_S - self._clock()
+        if not link.opening.done() and left_s > 0:
+            # Not awaited itself: an impatient caller must not end the attempt for all others.
+            await asyncio.wait({link.opening}, timeout=left_s)
+        if not link.opening.done() or link.down_until_s or not link.client.is_up:
             raise PeerGone(f"{record.place} does not answer at {record.address}")
         return link.client
 
@@ -111,12 +116,18 @@ class NodeLinks:
             return True
         return 0 < link.down_until_s <= self._clock()
 
-    async def _start(self, record: PlaceRecord, client: WireClient) -> None:
-        try:
-            await client.start()
-        except WireError as error:
-            log.warning("pool node %s at %s: %s", record.place, record.address, error)
-            self._links[record.place].down_until_s = self._clock() + _RETRY_AFTER_S
+    def _new_link(self, record: PlaceRecord) -> _Link:
+        client = WireClient(record.address, settings=self._settings)
+
+        async def start() -> None:
+            try:
+                await client.start()
+            except WireError as error:
+                log.warning("pool node %s at %s: %s", record.place, record.address, error)
+                link.down_until_s = self._clock() + _RETRY_AFTER_S
+
+        link = _Link(record.address, client, self._clock(), asyncio.create_task(start()))
+        return link
 
 
 async def _close(link: _Link) -> None:

@@ -1,5 +1,6 @@
 """Pool nodes and clients that a test starts and need not stop."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ from pie.page.events import Epoch, PlaceId
 from pie.pool.client import PoolClient
 from pie.pool.node import PoolNode
 from pie.pool.settings import PoolSettings
+from pie.wire.errors import AddressError
 from tests.pool.places import Places
 
 StartNode = Callable[..., Awaitable[PoolNode]]
@@ -42,9 +44,16 @@ async def start_node(places: Places) -> AsyncIterator[StartNode]:
             address=address,
             secret=secret,
         )
-        places.up(await node.start())
         nodes.append(node)
-        return node
+        async with asyncio.timeout(5):
+            while True:
+                try:
+                    places.up(await node.start())
+                except AddressError:
+                    # zmq frees the address of an earlier node on a thread of its own.
+                    await asyncio.sleep(0.05)
+                else:
+                    return node
 
     yield start
     try:

@@ -196,15 +196,51 @@ async def test_a_worker_is_never_asked_for_pool_pages(
     assert client.counters.missed == {Reason.NO_NODE: 1}
 
 
-async def test_a_node_that_was_never_there_costs_one_deadline(
+async def test_a_node_that_was_never_there_costs_half_a_second_once(
     make_client: MakeClient, places: Places
 ) -> None:
     places.up(PlaceRecord(PlaceId("ghost"), Epoch(1), PlaceKind.POOL, "tcp://127.0.0.1:9"))
     client = make_client()
     began = time.monotonic()
-    assert await SamplePages(1).hits(client, deadline_s=0.2) == [False]
-    assert time.monotonic() - began < 1
+    assert await SamplePages(1).hits(client, deadline_s=10) == [False]
+    assert time.monotonic() - began < 2
+    began = time.monotonic()
+    assert await SamplePages(5).hits(client, deadline_s=10) == [False] * 5
+    assert time.monotonic() - began < 0.1
+    assert client.counters.missed == {Reason.GONE: 6}
+
+
+async def test_a_deadline_holds_while_a_connection_is_being_made(
+    make_client: MakeClient, places: Places
+) -> None:
+    places.up(PlaceRecord(PlaceId("ghost"), Epoch(1), PlaceKind.POOL, "tcp://127.0.0.1:9"))
+    client = make_client()
+    began = time.monotonic()
+    assert await SamplePages(1).hits(client, deadline_s=0.05) == [False]
+    assert time.monotonic() - began < 0.4
     assert client.counters.missed == {Reason.TIMEOUT: 1}
+
+
+async def test_a_node_that_the_index_drops_while_it_is_being_connected_to_is_a_miss(
+    make_client: MakeClient, places: Places
+) -> None:
+    places.up(PlaceRecord(PlaceId("ghost"), Epoch(1), PlaceKind.POOL, "tcp://127.0.0.1:9"))
+    client = make_client()
+    loading = asyncio.create_task(SamplePages(1).hits(client))
+    await asyncio.sleep(0.05)
+    places.known.clear()
+    assert await SamplePages(1).hits(client) == [False]
+    assert await loading == [False]
+    assert client.counters.missed == {Reason.NO_NODE: 1, Reason.GONE: 1}
+
+
+async def test_an_address_that_makes_no_sense_is_a_miss(
+    make_client: MakeClient, places: Places
+) -> None:
+    places.up(PlaceRecord(PlaceId("odd"), Epoch(1), PlaceKind.POOL, "nonsense"))
+    client = make_client()
+    assert await SamplePages(1).hits(client) == [False]
+    assert client.counters.missed == {Reason.FAILED: 1}
 
 
 async def test_a_node_that_comes_back_with_a_new_epoch_is_used_again(

@@ -7,13 +7,14 @@ from collections.abc import AsyncIterator, Callable
 import msgspec
 import pytest
 
-from pie.page.events import Epoch
+from pie.page.events import Epoch, PlaceId
 from pie.page.format import PageHeader
 from pie.pool.conformance import sample_page
 from pie.pool.node import PoolNode
+from pie.pool.settings import PoolSettings
 from pie.pool.tier import PageId, id_of
 from pie.wire.client import WireClient
-from pie.wire.errors import RefusedError
+from pie.wire.errors import AddressError, RefusedError
 from pie.wire.ids import new_request_id
 from pie.wire.messages import (
     Generate,
@@ -283,3 +284,21 @@ async def test_a_closed_node_answers_nobody(start_node: StartNode) -> None:
     connecting.cancel()
     await asyncio.gather(connecting, return_exceptions=True)
     await writer.close()
+
+
+async def test_a_node_that_cannot_listen_says_so_and_leaves_nothing(
+    start_node: StartNode,
+) -> None:
+    node = await start_node()
+    second = PoolNode(
+        PlaceId("pool-1"),
+        PoolSettings(),
+        index_url=None,
+        epoch=Epoch(1),
+        address=node.record.address,
+    )
+    with pytest.raises(AddressError):
+        await second.start()
+    await second.close()
+    with pytest.raises(RuntimeError, match="not started"):
+        _ = second.record
