@@ -86,7 +86,7 @@ class Cluster:
     def __init__(self, config: PieConfig, report: Report = lambda _part, _what: None) -> None:
         self._config = config
         self._report = report
-        self._folder = Path(tempfile.mkdtemp(prefix="pie-"))
+        self._folder = Path(tempfile.mkdtemp(prefix="pie-run-"))
         self._mark = uuid.uuid4().hex
         self._guard = Guard(self._mark, self._folder)
         os.environ[MARK_VARIABLE] = self._mark
@@ -156,6 +156,8 @@ class Cluster:
             StartError: A part failed in a way that starting again will not mend.
         """
         assert self._ray is not None
+        if not self._ray.alive():
+            raise StartError("Ray's own processes have ended; was the whole process group killed?")
         for part in self.parts:
             state = self._ray.state(part.handle, _STATE_TIMEOUT_S)
             if state == part.state:

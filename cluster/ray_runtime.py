@@ -6,10 +6,13 @@ on loopback only, on free ports, with its files in the run's temporary folder.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import signal
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -21,7 +24,12 @@ from pie.cluster.host import Phase, State
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_DISABLE_IMPORT_WARNING", "1")
+# A private Ray without its control service is of no use; by default Ray waits a minute for it.
+os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "10")
+# Without this Ray's core takes SIGTERM for a crash: it prints a stack and ends the process.
+os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
 
+import psutil
 import ray
 import ray.exceptions
 from ray.actor import ActorHandle
@@ -59,6 +67,7 @@ _OBJECT_STORE_BYTES = 80 << 20
 """The least that Ray takes: pages and tokens travel on Pie's own wire."""
 _JOIN_TIMEOUT_S = 20.0
 _STOP_EXTRA_S = 20.0
+_POLL_S = 0.2
 
 
 class RayRuntime:
@@ -82,17 +91,26 @@ class RayRuntime:
         }
         joined = {"address": address, "_redis_password": None}
         try:
-            ray.init(
-                configure_logging=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                namespace=f"pie-{os.getpid()}",
-                **(joined if address else private),
-            )
+            with _own_signals():
+                ray.init(
+                    configure_logging=False,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    namespace=f"pie-{os.getpid()}",
+                    **(joined if address else private),
+                )
         except (ConnectionError, TimeoutError, RuntimeError, ValueError, OSError) as error:
             what = f"no Ray answers at {address}" if address else "Ray cannot be started"
             raise StartError(f"{what}: {error}") from error
         self._node_id = ray.get_runtime_context().get_node_id()
+        self._processes = [] if address else _processes_of_ray()
+
+    def alive(self) -> bool:
+        """Whether a private Ray's own processes live; calls would wait a minute for a dead one."""
+        return all(
+            process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+            for process in self._processes
+        )
 
     def actor(self, kind: type, *args: object, **kwargs: object) -> Actor:
         """Make an actor on this node that Ray starts again whenever it dies."""
@@ -121,22 +139,57 @@ class RayRuntime:
 
     def stop(self, handles: Sequence[Actor], drain_s: float) -> None:
         """Stop actors side by side: each drains for at most `drain_s`, then its process ends."""
+        if not self.alive():
+            return
         calls = [handle.stop.remote(drain_s) for handle in handles]
         deadline_s = time.monotonic() + drain_s + _STOP_EXTRA_S
-        for call in calls:
-            try:
-                _get(call, max(0.1, deadline_s - time.monotonic()))
-            except (ray.exceptions.RayError, TimeoutError):
-                continue  # It is dead, or is killed now.
+        while calls and self.alive() and time.monotonic() < deadline_s:
+            _, calls = _wait(calls, _POLL_S)
+        if not self.alive():
+            return
         for handle in handles:
             ray.kill(cast(ActorHandle[Any], handle))
 
     def close(self) -> None:
         """Disconnect, and end a private Ray."""
-        ray.shutdown()
+        if self.alive():
+            ray.shutdown()
+
+
+def _processes_of_ray() -> list[psutil.Process]:
+    """Return the processes of a private Ray without which nothing answers."""
+    names = {"gcs_server", "raylet"}
+    return [child for child in psutil.Process().children() if child.name() in names]
 
 
 def _get(reference: object, timeout_s: float) -> object:
     # Ray's own annotation of `get` does not fit what an untyped handle's call returns.
     get: Any = ray.get
     return get(reference, timeout=timeout_s)
+
+
+def _wait(references: list[object], timeout_s: float) -> tuple[list[object], list[object]]:
+    """Wait for all; return those that were answered, whatever the answer, and the others."""
+    wait: Any = ray.wait
+    done, left = wait(references, num_returns=len(references), timeout=timeout_s)
+    return done, left
+
+
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep the handlers that were there: Ray sets its own for SIGTERM, which calls `sys.exit`."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.getsignal(number) for number in numbers}
+    asked = False
+    try:
+        yield
+    except SystemExit:
+        asked = True  # A SIGTERM that came while Ray's handler was in place.
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if asked:
+        signal.raise_signal(signal.SIGTERM)

@@ -31,7 +31,7 @@ def pie(folder: Path, *arguments: str, **settings: str) -> subprocess.CompletedP
 
 
 def temporary_folders() -> set[Path]:
-    return {path for path in Path(tempfile.gettempdir()).glob("pie-*") if path.is_dir()}
+    return {path for path in Path(tempfile.gettempdir()).glob("pie-run-*") if path.is_dir()}
 
 
 def assert_sentence(done: subprocess.CompletedProcess[str], *words: str) -> None:
