@@ -11,7 +11,6 @@ the mirror goes on with what it knew of it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +30,7 @@ from pie.index.reading import (
     read_place,
 )
 from pie.index.settings import IndexSettings
+from pie.index.tasks import end
 from pie.page.events import PlaceId
 
 log = logging.getLogger("pie.index.feed")
@@ -119,9 +119,7 @@ class MirrorFeed:
         tasks = [followed.reading for followed in self._followed.values()]
         for task in (self._task, *tasks):
             if task is not None:
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
+                await end(task)
         self._task = None
         await self._client.aclose()
         self._reachable = False

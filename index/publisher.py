@@ -27,6 +27,7 @@ from pie.index.names import PlaceKeys, places_key
 from pie.index.outbox import Outbox
 from pie.index.scripts import ANNOUNCE, APPLY, WITHDRAW, Answer, pack_changes
 from pie.index.settings import IndexSettings
+from pie.index.tasks import end
 from pie.page.events import PageEntry, PageEvent, PartMask
 from pie.page.key import PageKey
 
@@ -137,9 +138,7 @@ class Publisher:
         task, self._task = self._task, None
         self._outbox.close()
         if task is not None:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            await end(task)
             if not self._fenced:
                 try:
                     await self._withdraw()
