@@ -15,9 +15,11 @@ from pie.index.contract import PlaceRecord
 from pie.page.events import Epoch, PlaceId, PlaceKind, Tier
 from pie.policies.manager import RetentionManager
 from pie.policies.retention import RetentionPolicy
+from pie.tokens.errors import TokenizerError
 from pie.tokens.tokenizer import Tokenizer
 from pie.worker.arena import Arena
 from pie.worker.engine import Engine, EngineLimits
+from pie.worker.errors import UnsupportedModel
 from pie.worker.generation import Vocabulary
 from pie.worker.model import Model, load_model
 from pie.worker.page_table import Change, PageTable
@@ -47,10 +49,14 @@ def assemble(settings: ModelSettings, progress: Progress) -> Assembly:
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     model = load_model(settings, progress=progress)
+    try:
+        tokenizer = Tokenizer.load(model.folder)
+    except TokenizerError as error:
+        raise UnsupportedModel(str(error)) from error
     arena = Arena.from_budget(model.layout, settings.device_kv_budget, model.device)
     return Assembly(
         model=model,
-        tokenizer=Tokenizer.load(model.folder),
+        tokenizer=tokenizer,
         arena=arena,
         context_tokens=min(model.context_tokens, arena.num_pages * settings.page_tokens),
     )

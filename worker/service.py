@@ -147,6 +147,11 @@ class WorkerService:
             status, state=self._state, refused=status.refused + self._refused
         )
 
+    def check(self) -> None:
+        """Raise `AssertionError` where the worker's parts contradict each other; when at rest."""
+        if self._engine is not None:
+            self._engine.check()
+
     async def _start(self, progress: Callable[[str], None]) -> None:
         loop = asyncio.get_running_loop()
         assembly = await asyncio.to_thread(assemble, self._settings, progress)
@@ -162,7 +167,11 @@ class WorkerService:
         )
         holdings = Holdings(assembly.model.layout)
         publisher = Publisher(
-            self._index_url, self._record, holdings.snapshot, settings=self._index_settings
+            self._index_url,
+            self._record,
+            holdings.snapshot,
+            settings=self._index_settings,
+            on_fenced=self._fenced,
         )
 
         def publish(changes: list[Change]) -> None:
@@ -179,7 +188,7 @@ class WorkerService:
             loop.call_soon_threadsafe(self._dead, error)
 
         self._thread = EngineThread(self._engine, take_report, dead)
-        if self._pool_settings is not None:
+        if self._pool_settings is not None and self._pool_settings.nodes:
             await self._attach_pool(assembly, self._engine, self._thread, self._pool_settings)
         self._thread.start()
         self._exits.push_async_callback(asyncio.to_thread, self._thread.stop, _STEP_ENDS_S)
@@ -280,6 +289,11 @@ class WorkerService:
         self._outboxes.clear()
         for outbox in outboxes:
             await outbox.close()
+
+    def _fenced(self) -> None:
+        """Take no more requests: routers know a later start of this place."""
+        log.warning("%s was started anew elsewhere; this start takes no more requests", self._place)
+        self._state = "draining"
 
     def _dead(self, error: BaseException) -> None:
         """Let the routers see that this worker is gone, so that they go elsewhere."""

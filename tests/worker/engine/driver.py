@@ -25,7 +25,7 @@ from pie.wire.messages import (
     Started,
     TokenDelta,
 )
-from pie.worker.commands import CancelOne, Submit
+from pie.worker.commands import CancelOne, Command, StepReport, Submit
 from pie.worker.engine import Engine, EngineLimits, StepRunner
 from pie.worker.generation import Vocabulary
 from pie.worker.page_table import Change, PageTable
@@ -137,24 +137,31 @@ class Driver:
         }
         request = Generate(max_tokens=max_tokens, **(given | fields))
         answer = self.answers[request.request_id] = Answer()
-        self.engine.handle(Submit(owner, request, prompt))
+        self.put(Submit(owner, request, prompt))
         return answer
 
     def cancel(self, answer: Answer) -> None:
         (request_id,) = [key for key, one in self.answers.items() if one is answer]
-        self.engine.handle(CancelOne(ROUTER, request_id))
+        self.put(CancelOne(ROUTER, request_id))
+
+    def put(self, command: Command) -> None:
+        """Hand a command to the engine."""
+        self.engine.handle(command)
 
     def step(self) -> bool:
         ran = self.engine.step()
         self.engine.check()
         report = self.engine.take_report()
         if report is not None:
-            for deltas in report.deltas.values():
-                for delta in deltas:
-                    self.answers[delta.request_id].take(delta)
-            for _, refused in report.refused:
-                self.answers[refused.request_id].refused = refused
+            self.collect(report)
         return ran
+
+    def collect(self, report: StepReport) -> None:
+        for deltas in report.deltas.values():
+            for delta in deltas:
+                self.answers[delta.request_id].take(delta)
+        for _, refused in report.refused:
+            self.answers[refused.request_id].refused = refused
 
     def run(self, limit: int = 5000) -> None:
         for _ in range(limit):

@@ -1,0 +1,250 @@
+"""Workers over the wire, with a real index and a real pool node."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from transformers import PreTrainedModel
+
+from pie.index.settings import IndexSettings
+from pie.page.events import Part, PlaceId, Tier, part_bit
+from pie.page.key import page_keys
+from pie.tokens.tokenizer import Tokenizer
+from pie.wire.messages import FinishReason, Lookup, RefusalCode
+from pie.worker.service import WorkerService
+from tests.support.models import CONTEXT_TOKENS, VOCAB_SIZE, tiny_module
+from tests.support.redis_server import index_settings, redis_server, redis_url
+from tests.worker.engine.asking import Asker
+from tests.worker.engine.places import PAGE, Places, model_folder, until
+from tests.worker.engine.test_models import expect, prompts
+
+__all__ = ["index_settings", "redis_server", "redis_url"]
+
+pytestmark = pytest.mark.live
+
+PROMPT = list(range(10, 60))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
+    return model_folder(tmp_path_factory.mktemp("models"), tokenizer_folder)
+
+
+@pytest.fixture(scope="module")
+def reference() -> PreTrainedModel:
+    return tiny_module("llama")
+
+
+@pytest.fixture
+async def places(index_settings: IndexSettings, folder: Path) -> AsyncIterator[Places]:
+    places = Places(index_settings, folder)
+    await places.start()
+    yield places
+    await places.close()
+
+
+@pytest.fixture
+async def worker(places: Places) -> WorkerService:
+    return await places.worker("w0", pool=False)
+
+
+@pytest.fixture
+async def asker(places: Places, worker: WorkerService) -> Asker:
+    return await places.asker(worker)
+
+
+async def test_says_what_it_is(worker: WorkerService, places: Places, folder: Path) -> None:
+    record = worker.record
+    assert places.mirror.places()[PlaceId("w0")] == record
+    assert (record.vocab_size, record.context_tokens) == (VOCAB_SIZE, CONTEXT_TOKENS)
+    assert (record.page_tokens, record.dtype) == (PAGE, "float32")
+    assert record.eos_token_ids == (2,)
+    assert record.tokenizer_digest == Tokenizer.load(Path(record.tokenizer_path)).digest
+    assert worker.status().state == "serving"
+
+
+async def test_answers_as_transformers_would(asker: Asker, reference: PreTrainedModel) -> None:
+    asked = [(prompt, (await asker.send(prompt, 20))[1]) for prompt in prompts(8)]
+    for prompt, answer in asked:
+        await asker.ended(answer)
+        expect(reference, prompt, answer)
+
+
+async def test_tells_the_index_what_it_holds(
+    asker: Asker, worker: WorkerService, places: Places
+) -> None:
+    await asker.ask(PROMPT, 2)
+    root = worker.record.model_root
+    assert root is not None
+    keys = page_keys(root, PROMPT, PAGE)
+    bit = part_bit(Part.FULL, Tier.DEVICE)
+
+    def is_known() -> bool:
+        return list(places.mirror.matches(keys).get(PlaceId("w0"), ())) == [bit] * len(keys)
+
+    await until(is_known)
+
+
+async def test_a_second_worker_goes_on_from_the_pool(
+    places: Places, reference: PreTrainedModel
+) -> None:
+    await places.pool()
+    first, second = await places.worker("w0"), await places.worker("w1")
+    one, two = await places.asker(first), await places.asker(second)
+    made = await one.ask(PROMPT, 16)
+    await until(lambda: first.status().pages_stored >= len(PROMPT) // PAGE)
+    fed = await two.ask(PROMPT, 16)
+    expect(reference, PROMPT, fed)
+    assert fed.token_ids == made.token_ids
+    assert fed.cached.pool == len(PROMPT) // PAGE * PAGE
+    assert second.status().cached_tokens_pool == fed.cached.pool
+    warm = await two.ask(PROMPT, 16)
+    assert warm.token_ids == made.token_ids
+    assert warm.cached.device == fed.cached.pool
+
+
+async def test_a_pool_node_that_went_is_a_miss(places: Places, reference: PreTrainedModel) -> None:
+    node = await places.pool()
+    first, second = await places.worker("w0"), await places.worker("w1")
+    one, two = await places.asker(first), await places.asker(second)
+    await one.ask(PROMPT, 4)
+    await until(lambda: first.status().pages_stored >= len(PROMPT) // PAGE)
+    await node.close()
+    answer = await two.ask(PROMPT, 16)
+    expect(reference, PROMPT, answer)
+    assert answer.cached.pool == 0
+
+
+async def test_a_cancelled_request_frees_its_pages_at_once(
+    asker: Asker, worker: WorkerService
+) -> None:
+    request_id, answer = await asker.send(PROMPT, 400, ignore_eos=True)
+    await asker.until_told(lambda: answer.deltas > 2)
+    await asker.cancel(request_id)
+    await until(lambda: worker.status().cancelled == 1)
+    status = worker.status()
+    assert status.running == status.pages_in_use == status.pages_writable == 0
+    assert (await asker.ask([5, 6], 3)).finish_reason is not None
+
+
+async def test_a_router_that_goes_cancels_its_requests(
+    places: Places, worker: WorkerService
+) -> None:
+    going, staying = await places.asker(worker), await places.asker(worker)
+    _, answer = await going.send(PROMPT, 400, ignore_eos=True)
+    await going.until_told(lambda: answer.deltas > 2)
+    _, other = await staying.send(PROMPT[::-1], 100, ignore_eos=True)
+    await going.client.close()
+    await until(lambda: worker.status().cancelled == 1)
+    await staying.ended(other)
+    assert len(other.token_ids) == 100
+
+
+async def test_bad_requests_are_refused_and_the_next_one_works(asker: Asker) -> None:
+    too_long = await asker.ask([5] * (CONTEXT_TOKENS + 1))
+    assert too_long.refused is not None
+    assert too_long.refused.code is RefusalCode.CONTEXT_LENGTH
+    unknown = await asker.ask([VOCAB_SIZE])
+    assert unknown.refused is not None
+    assert unknown.refused.code is RefusalCode.BAD_MESSAGE
+    assert (await asker.ask([5, 6], 3)).finish_reason is not None
+
+
+async def test_a_message_for_another_kind_of_place_is_refused(asker: Asker) -> None:
+    asker.answers["x"] = (await asker.send([5], 1))[1]
+    await asker.client.send(Lookup("x", asker.client.epoch, ()))
+    await asker.until_told(lambda: asker.answers["x"].refused is not None)
+
+
+async def test_another_epoch_is_refused(asker: Asker) -> None:
+    answer = await asker.ask([5, 6], epoch=7)
+    assert answer.refused is not None
+    assert answer.refused.code is RefusalCode.STALE_EPOCH
+
+
+async def test_a_full_queue_refuses(places: Places) -> None:
+    worker = await places.worker("w0", pool=False, max_running=1, max_waiting=1)
+    asker = await places.asker(worker)
+    answers = [(await asker.send(PROMPT, 60, ignore_eos=True))[1] for _ in range(8)]
+    for answer in answers:
+        await asker.ended(answer)
+    refused = [answer.refused for answer in answers if answer.refused is not None]
+    assert refused
+    assert all(one.code is RefusalCode.OVERLOADED and one.retry_after_s for one in refused)
+    assert len(refused) < 8
+
+
+async def test_a_slow_router_gets_merged_steps(places: Places, worker: WorkerService) -> None:
+    asker = await places.asker(worker, auto_credit=False)
+    _, answer = await asker.send([5, 6, 7], 300, ignore_eos=True)
+    await until(lambda: worker.status().finished == 1)
+    assert answer.finish_reason is None, "there was credit for all steps"
+    before = answer.deltas
+    asker.client.grant(before)
+    await asker.ended(answer)
+    assert len(answer.token_ids) == 300
+    assert answer.deltas < before + 3
+
+
+async def test_drains(places: Places, worker: WorkerService, asker: Asker) -> None:
+    _, running = await asker.send(PROMPT, 60, ignore_eos=True)
+    await asker.until_told(lambda: running.deltas > 1)
+    draining = asyncio.create_task(worker.drain(20))
+    await until(lambda: worker.status().state == "draining")
+    late = await asker.ask([5], 2)
+    assert late.refused is not None
+    assert late.refused.code is RefusalCode.DRAINING
+    await draining
+    await asker.ended(running)
+    assert len(running.token_ids) == 60
+    await worker.close()
+    await until(lambda: PlaceId("w0") not in places.mirror.places())
+
+
+async def test_drain_keeps_to_its_time(worker: WorkerService, asker: Asker) -> None:
+    await asker.send(PROMPT, 400, ignore_eos=True)
+    async with asyncio.timeout(2):
+        await worker.drain(0.05)
+
+
+async def test_an_idle_worker_tells_others_its_load(places: Places, worker: WorkerService) -> None:
+    one, two = await places.asker(worker), await places.asker(worker)
+    await two.ask([5], 1)
+    _, answer = await one.send(PROMPT, 300, ignore_eos=True)
+    await one.until_told(lambda: answer.deltas > 2)
+    told = len(two.loads)
+    await two.until_told(lambda: len(two.loads) > told)
+    await one.ended(answer)
+
+
+async def test_a_failed_start_leaves_nothing_behind(places: Places, tmp_path: Path) -> None:
+    with pytest.raises(Exception, match=str(tmp_path / "nothing")):
+        await places.worker("w9", source=str(tmp_path / "nothing"))
+    assert places.workers[-1].status().state == "closed"
+
+
+async def test_status_is_a_message(worker: WorkerService) -> None:
+    assert msgspec.json.decode(msgspec.json.encode(worker.status()))["state"] == "serving"
+
+
+async def test_a_step_that_fails_ends_its_requests_with_a_reason(
+    asker: Asker, worker: WorkerService
+) -> None:
+    assert worker._engine is not None
+    runner = worker._engine._runner
+    real_run = runner.run
+
+    def fail(_: object) -> None:
+        raise MemoryError("too big")
+
+    runner.run = fail  # type: ignore[method-assign, assignment]
+    failed = await asker.ask([5, 6], 3)
+    runner.run = real_run  # type: ignore[method-assign]
+    assert failed.finish_reason is FinishReason.FAILED
+    assert failed.error is not None
+    assert "too big" in failed.error
+    assert (await asker.ask([5, 6], 3)).finish_reason is not FinishReason.FAILED
