@@ -126,16 +126,13 @@ class Answerer:
         usage_events: bool,
     ) -> None:
         """Answer event by event."""
-        offsets = [0] * len(generations)
         begun = False
         while True:
             pieces = await mailbox.take()
             if not pieces:
                 raise ClientGoneError
             ended = mailbox.ended
-            events = [shaper.event(piece, offsets[piece.index]) for piece in pieces]
-            for piece in pieces:
-                offsets[piece.index] += sum(map(len, piece.texts))
+            events = [shaper.event(piece) for piece in pieces]
             if not begun:
                 begun = True
                 await exchange.begin_stream(_headers(request_id, generations))

@@ -44,6 +44,8 @@ _KEEP_ALIVE_S = 75
 """Longer than the 5 s after which OpenAI's client lets an idle connection go, and than the 60 s of
 common proxies: the side that sends requests closes first, so that none is sent into a closing one."""
 _BACKLOG = 2048
+_CLOSE_S = 3.0
+"""Longest wait for each of the things that are let go of at the end."""
 _THREADS = 2
 
 
@@ -170,9 +172,16 @@ class RouterService:
         if self._serving is not None:
             self._server.should_exit = True
             await asyncio.gather(self._serving, return_exceptions=True)
-        await self._workers.close()
-        await self._catalog.close()
-        await self._feed.close()
+        for name, closing in (
+            ("workers", self._workers.close()),
+            ("tokenizers", self._catalog.close()),
+            ("the index", self._feed.close()),
+        ):
+            try:
+                async with asyncio.timeout(_CLOSE_S):
+                    await closing
+            except TimeoutError:
+                log.warning("letting go of %s took more than %g s", name, _CLOSE_S)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def status(self) -> RouterStatus:

@@ -248,9 +248,8 @@ class ChatShaper:
             for index in range(choices)
         ]
 
-    def event(self, piece: Piece, offset: int) -> ChatChunk:
+    def event(self, piece: Piece) -> ChatChunk:
         """Return the event for what a sequence made."""
-        del offset
         text = piece.text
         return self._chunk(
             ChatChunkChoice(

@@ -6,6 +6,8 @@ Covers schemas and shaping. Does not cover tokenising (`pie.router.prompt`) or w
 
 from __future__ import annotations
 
+import codecs
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
@@ -117,25 +119,33 @@ class Completion(msgspec.Struct):
     usage: Usage | UnsetType | None = UNSET
 
 
-def completion_logprobs(positions: Sequence[PositionLogprobs], offset: int) -> CompletionLogprobs:
-    """Return log-probabilities in the shape of completions.
+class CompletionLogprobsShaper:
+    """Gives log-probabilities the shape of completions; one for each choice.
 
-    Args:
-        positions: The tokens of this part of the answer.
-        offset: Characters of the answer before them.
+    A token may end inside a character, which then counts at the token that completes it.
     """
-    shaped = CompletionLogprobs([], [], [], [])
-    for position in positions:
-        chosen = position.chosen
-        token = _spelled(chosen.token)
-        shaped.text_offset.append(offset)
-        shaped.tokens.append(token)
-        shaped.token_logprobs.append(max(chosen.logprob, LOWEST_LOGPROB))
-        top = {_spelled(top.token): max(top.logprob, LOWEST_LOGPROB) for top in position.top}
-        top.setdefault(token, shaped.token_logprobs[-1])
-        shaped.top_logprobs.append(top)
-        offset += len(chosen.token.decode("utf-8", errors="ignore"))
-    return shaped
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._offset = 0
+
+    def shape(self, positions: Sequence[PositionLogprobs]) -> CompletionLogprobs | None:
+        """Return the log-probabilities of the next tokens; None where there are none."""
+        if not positions:
+            return None
+        shaped = CompletionLogprobs([], [], [], [])
+        for position in positions:
+            chosen = position.chosen
+            token = _spelled(chosen.token)
+            logprob = max(chosen.logprob, LOWEST_LOGPROB)
+            top = {_spelled(top.token): max(top.logprob, LOWEST_LOGPROB) for top in position.top}
+            top.setdefault(token, logprob)
+            shaped.text_offset.append(self._offset)
+            shaped.tokens.append(token)
+            shaped.token_logprobs.append(logprob)
+            shaped.top_logprobs.append(top)
+            self._offset += len(self._decoder.decode(chosen.token))
+        return shaped
 
 
 def _spelled(token: bytes) -> str:
@@ -156,6 +166,9 @@ class CompletionShaper:
         self._created_s = created_s
         self._model = model
         self._no_usage: UnsetType | None = None if usage_events else UNSET
+        self._logprobs: defaultdict[int, CompletionLogprobsShaper] = defaultdict(
+            CompletionLogprobsShaper
+        )
 
     def answer(self, pieces: Sequence[Piece], counts: Usage) -> Completion:
         """Return the whole answer."""
@@ -163,7 +176,7 @@ class CompletionShaper:
             self._id,
             self._created_s,
             self._model,
-            [self._choice(piece, 0) for piece in pieces],
+            [self._choice(piece) for piece in pieces],
             usage=counts,
         )
 
@@ -172,13 +185,13 @@ class CompletionShaper:
         del choices
         return []
 
-    def event(self, piece: Piece, offset: int) -> Completion:
-        """Return the event for what a sequence made after `offset` characters."""
+    def event(self, piece: Piece) -> Completion:
+        """Return the event for what a sequence made."""
         return Completion(
             self._id,
             self._created_s,
             self._model,
-            [self._choice(piece, offset)],
+            [self._choice(piece)],
             usage=self._no_usage,
         )
 
@@ -186,10 +199,10 @@ class CompletionShaper:
         """Return the event that has the usage."""
         return Completion(self._id, self._created_s, self._model, [], usage=counts)
 
-    def _choice(self, piece: Piece, offset: int) -> CompletionChoice:
+    def _choice(self, piece: Piece) -> CompletionChoice:
         return CompletionChoice(
             piece.index,
             piece.text,
-            completion_logprobs(piece.logprobs, offset) if piece.logprobs else None,
+            self._logprobs[piece.index].shape(piece.logprobs) if piece.logprobs else None,
             finish_text(piece.finish),
         )

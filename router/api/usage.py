@@ -50,8 +50,8 @@ class Shaper(Protocol):
         """Return the events before the first text."""
         ...
 
-    def event(self, piece: Piece, offset: int) -> msgspec.Struct:
-        """Return the event for what a sequence made after `offset` characters."""
+    def event(self, piece: Piece) -> msgspec.Struct:
+        """Return the event for what a sequence made."""
         ...
 
     def closing(self, counts: Usage) -> msgspec.Struct:

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+import uvloop
 
 from pie.index.contract import PlaceRecord
 from pie.index.publisher import Publisher
@@ -78,6 +79,8 @@ class MockSpec(msgspec.Struct, frozen=True, kw_only=True):
     silent: bool = False
     """Takes requests and never answers."""
     prefill_tokens_per_s: float = 1000.0
+    quiet: bool = False
+    """Logs nothing and holds no pages, to cost a benchmark as little as can be."""
 
 
 class MockWorker:
@@ -183,7 +186,7 @@ class _Mock:
             self._write(
                 "generate",
                 request=message.request_id,
-                tokens=tokens.tolist(),
+                tokens=tokens,
                 output_start=message.output_start,
                 seed=message.sampling.seed,
                 max_tokens=message.max_tokens,
@@ -272,6 +275,8 @@ class _Mock:
 
     def _hold(self, root: bytes, tokens: Sequence[int]) -> None:
         """Hold the pages of a sequence and say so."""
+        if self._spec.quiet:
+            return
         keys = page_keys(PageKey(root), tokens, self._spec.page_tokens)
         new = [
             PageEntry(key, keys[i - 1] if i else root, i, Part.FULL, Tier.DEVICE, 64)
@@ -294,14 +299,16 @@ class _Mock:
             os._exit(9)
 
     def _write(self, kind: str, **more: object) -> None:
+        if self._spec.quiet:
+            return
         with Path(self._spec.log).open("a") as file:
-            file.write(json.dumps({"kind": kind, "at": time.time(), **more}) + "\n")
+            file.write(json.dumps({"kind": kind, "at": time.time(), **more}, default=list) + "\n")
 
 
 def main() -> None:
     """Run the mock that a file describes."""
     spec = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=MockSpec)
-    asyncio.run(_Mock(spec).run())
+    uvloop.run(_Mock(spec).run())
 
 
 if __name__ == "__main__":
