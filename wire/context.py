@@ -46,5 +46,7 @@ async def release() -> None:
         if not loop.is_closed():
             loop.call_soon_threadsafe(done.set)
 
-    threading.Thread(target=end, name="pie-wire-end", daemon=True).start()
+    thread = threading.Thread(target=end, name="pie-wire-end", daemon=True)
+    thread.start()
     await done.wait()
+    thread.join()

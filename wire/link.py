@@ -4,8 +4,8 @@ Covers connecting, the handshake, heartbeats, noticing that the server goes and 
 Does not cover what is asked of it (`pie.wire.client`).
 
 The server is up once it has answered this connection's own `Ping`, and gone when the connection
-closes (its process ended, or zmq's heartbeats missed its host for `gone_after_s`) or when nothing
-is heard of it for `silent_after_s`.
+closes (its process ended, or its host acknowledged nothing for `gone_after_s`) or when nothing is
+heard of it for `silent_after_s`.
 """
 
 from __future__ import annotations
@@ -131,6 +131,8 @@ class Link:
         self._port.socket.connect(self._address)
 
     def _on_parts(self, parts: list[zmq.Frame]) -> None:
+        if self._port is None:
+            return
         self._heard_s = self._loop.time()
         frames = [part.buffer for part in parts[1:]]
         try:

@@ -5,8 +5,8 @@ they go. Does not cover what the messages ask for.
 
 How a client's end is noticed: its process ends, so the transport closes, the socket's monitor
 says that some connection closed, and a heartbeat to each client tells whose it was. Its host or
-network ends: zmq's heartbeats close the connection after `gone_after_s`. It hangs: nothing is
-heard of it for `silent_after_s`.
+network ends: the kernel closes the connection after `gone_after_s`. It hangs: nothing is heard of
+it for `silent_after_s`.
 """
 
 from __future__ import annotations
@@ -137,6 +137,8 @@ class WireServer:
 
     def _on_parts(self, parts: list[zmq.Frame]) -> None:
         """Take in one message: identity, header, payload."""
+        if self._port is None:
+            return
         peer = self._peer(parts[0].bytes)
         peer.heard_s = self._loop.time()
         frames = [part.buffer for part in parts[2:]]

@@ -20,14 +20,13 @@ class WireSettings(BaseModel):
     gone_after_s: float = Field(
         default=2.5,
         gt=0,
-        description="A process or host that shows no sign of life for so long is gone. "
-        "A process that ends is noticed at once.",
+        description="A host that acknowledges nothing for so long is gone. A process that ends "
+        "is noticed at once.",
     )
     silent_after_s: float = Field(
         default=10.0,
         gt=0,
-        description="A process that lives but whose event loop answers nothing for so long is "
-        "gone.",
+        description="A process that is there, but answers nothing for so long, is gone.",
     )
     connect_timeout_s: float = Field(
         default=5.0, gt=0, description="Longest wait for the first answer of a server."

@@ -1,10 +1,14 @@
 """Options of the sockets, and what their monitors tell.
 
-Covers why each queue limit is what it is, and heartbeats of hosts and processes.
+Covers why each queue limit is what it is, and how the end of another host is noticed.
 
 Nothing is dropped for being too much: a ROUTER with `ROUTER_MANDATORY` and a DEALER with
 `IMMEDIATE` say that they have no room, and the sender waits. Credits and windows keep queues far
 below these limits; the limits are there for a peer that does not keep to them.
+
+zmq's own heartbeats stay off. With a full receive queue they end healthy connections, as nobody
+reads what proves them healthy, and then the whole process (`Assertion failed: !_io_error`, seen
+within seconds on a machine under load; zeromq/libzmq issues 3937 and 4364, open in 4.3.5).
 """
 
 from __future__ import annotations
@@ -19,9 +23,10 @@ from pie.wire.settings import WireSettings
 
 # Messages to one peer that wait in zmq. Credit allows 32 large ones; answers are small.
 _SEND_QUEUE = 1024
-# Messages from one peer that wait in zmq. The loop empties it at once; when it cannot, the
-# transport pushes back.
-_RECEIVE_QUEUE = 128
+# Messages from one peer that wait in zmq until the loop takes them. More than the windows of a
+# well-behaved peer hold, so that a loop that stalls for a while does not stall its transport too,
+# which would look like a dead host.
+_RECEIVE_QUEUE = 4096
 
 _MONITORED = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED | zmq.Event.MONITOR_STOPPED
 _EVENT = struct.Struct("=hi")
@@ -69,9 +74,8 @@ def _set_common(socket: zmq.Socket[bytes], settings: WireSettings) -> None:
     socket.setsockopt(zmq.RCVHWM, _RECEIVE_QUEUE)
     # A larger frame ends the connection before it is taken into memory.
     socket.setsockopt(zmq.MAXMSGSIZE, max(settings.max_frame_bytes, settings.max_header_bytes))
-    # zmq's own heartbeats run on its I/O thread: a busy event loop does not look like a dead host.
     gone_ms = round(settings.gone_after_s * 1000)
-    socket.setsockopt(zmq.HEARTBEAT_IVL, round(settings.heartbeat_s * 1000))
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, gone_ms)
-    socket.setsockopt(zmq.HEARTBEAT_TTL, gone_ms)
+    # The kernel ends a connection whose other host acknowledges nothing, and Pie's heartbeats see
+    # to it that there is always something to acknowledge.
+    socket.setsockopt(zmq.TCP_MAXRT, gone_ms)
     socket.setsockopt(zmq.HANDSHAKE_IVL, gone_ms)

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import Sequence
 
 from pie.page.events import Epoch
 from pie.wire import Peer, WireClient, WireServer, WireSettings
 from pie.wire.messages import Cancel, Lookup, LookupResult, Message
 
+STALL = b"stall"
+STALL_S = 1.2
 SETTINGS = WireSettings(heartbeat_s=0.1, gone_after_s=0.5, silent_after_s=2.0)
 
 
 async def answer(peer: Peer, message: Message, frames: Sequence[memoryview]) -> None:
-    """Answer look-ups; one for no pages is never answered."""
+    """Answer look-ups; one for no pages is never answered, and some stop everything for a while."""
+    if isinstance(message, Lookup) and message.pages and message.pages[0][0] == STALL:
+        time.sleep(STALL_S)  # noqa: ASYNC251 - as a step that holds the GIL
     if isinstance(message, Lookup) and message.pages:
         await peer.send(LookupResult(message.request_id, (1,) * len(message.pages)))
 
