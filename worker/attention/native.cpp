@@ -28,7 +28,7 @@ using at::BFloat16;
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 constexpr int64_t kRows = 192;        // rows of one product: tokens times the heads that share a KV head
 constexpr int64_t kBlock = 128;       // slots of one block of packed keys
-constexpr int64_t kChunk = 512;       // least slots of a chunk of a decoding sequence
+constexpr int64_t kChunk = 128;       // least slots of a chunk of a decoding sequence
 
 inline float widen(float x) { return x; }
 inline float widen(BFloat16 x) {
@@ -117,92 +117,124 @@ void each_task(int64_t tasks, const F& run) {
 // --- decode ------------------------------------------------------------------------------------------------
 
 struct Chunk {
-  int64_t span, head, first, last, part, parts;
+  int64_t span, first, last;
 };
 
-// One chunk of one KV head. `state` gets, for each query head, the largest logit, the sum and `value_dim` sums.
+// Sixteen lanes, as wide as the machine has them: GCC and Clang cut them to size.
+using Lanes = float __attribute__((vector_size(64)));
+using Lanes16 = uint16_t __attribute__((vector_size(32)));
+using Lanes32 = uint32_t __attribute__((vector_size(64)));
+
+inline Lanes load(const float* p) {
+  Lanes out;
+  std::memcpy(&out, p, sizeof out);
+  return out;
+}
+inline Lanes load(const BFloat16* p) {
+  Lanes16 half;
+  std::memcpy(&half, p, sizeof half);
+  return (Lanes)(__builtin_convertvector(half, Lanes32) << 16);
+}
 template <typename T>
+inline Lanes load(const T* p, int64_t count) {  // fewer than sixteen, zeros after them
+  T padded[16] = {};
+  std::memcpy(padded, p, count * sizeof(T));
+  return load(padded);
+}
+inline float total(Lanes x) {
+  using Eight = float __attribute__((vector_size(32)));
+  using Four = float __attribute__((vector_size(16)));
+  Eight eight[2];
+  std::memcpy(eight, &x, sizeof x);
+  const Eight e = eight[0] + eight[1];
+  Four four[2];
+  std::memcpy(four, &e, sizeof e);
+  const Four f = four[0] + four[1];
+  return (f[0] + f[1]) + (f[2] + f[3]);
+}
+
+template <typename T>
+inline void fetch(const T* p, int64_t count) {
+  for (int64_t at = 0; at < count * int64_t(sizeof(T)); at += 64)
+    __builtin_prefetch(reinterpret_cast<const char*>(p) + at, 0, 2);
+}
+
+constexpr int64_t kStep = 64;  // slots that decode takes at once
+constexpr int64_t kMostLanes = 32;
+
+// One chunk, all heads, so that a page is read from end to end. `state` gets, for each query head, the largest
+// logit, the sum and `value_dim` sums. `N` is the lanes of a head where the compiler is to know it, else 0.
+template <typename T, int N>
 void decode_chunk(const Layer& l, const Tensors<T>& t, const Span& span, const Chunk& c, float* state) {
-  const int64_t dk = l.key_dim, dv = l.value_dim, width = dv + 2;
-  constexpr int64_t kStep = 64;
-  std::vector<float> scratch(l.group * (dk + kStep) + std::max(dk, dv));
-  float* q = scratch.data();
-  float* logits = q + l.group * dk;
-  float* wide = logits + l.group * kStep;
-  for (int64_t g = 0; g < l.group; ++g) {
-    const T* source = t.query + span.first_row * t.query_row + (c.head * l.group + g) * t.query_head;
-    for (int64_t d = 0; d < dk; ++d) q[g * dk + d] = widen(source[d]);
-    float* own = state + g * width;
-    own[0] = kNone;
-    std::fill(own + 1, own + width, 0.0f);
+  const int64_t dk = l.key_dim, dv = l.value_dim, width = dv + 2, heads = l.kv_heads * l.group;
+  const int64_t nk = N ? N : (dk + 15) / 16, nv = N ? N : (dv + 15) / 16;
+  const int64_t tail_k = N ? 0 : dk % 16, tail_v = N ? 0 : dv % 16;
+  const auto read = [](const auto* p, int64_t n, int64_t tail, Lanes* out) {
+    for (int64_t j = 0; j < n; ++j) out[j] = tail && j == n - 1 ? load(p + j * 16, tail) : load(p + j * 16);
+  };
+  Lanes q[kMostLanes], wide[kMostLanes], sums[kMostLanes];
+  float logits[kStep];
+  for (int64_t h = 0; h < heads; ++h) {
+    state[h * width] = kNone;
+    std::fill(state + h * width + 1, state + (h + 1) * width, 0.0f);
   }
-  for (int64_t slot = c.first; slot < c.last;) {
-    const int64_t left = std::min(c.last - slot, l.page_tokens - slot % l.page_tokens);
-    const int64_t count = std::min(left, kStep);
-    const T* k = t.key(l, span, slot, c.head);
-    const T* v = t.value(l, span, slot, c.head);
-    for (int64_t i = 0; i < count; ++i, k += l.kv_heads * dk) {
-#pragma omp simd
-      for (int64_t d = 0; d < dk; ++d) wide[d] = widen(k[d]);
-      for (int64_t g = 0; g < l.group; ++g) {
-        const float* qg = q + g * dk;
-        float sum = 0.0f;
-#pragma omp simd reduction(+ : sum)
-        for (int64_t d = 0; d < dk; ++d) sum += qg[d] * wide[d];
-        logits[g * kStep + i] = l.logit(sum);
-      }
+  const T* query = t.query + span.first_row * t.query_row;
+  for (int64_t slot = c.first, count; slot < c.last; slot += count) {
+    count = std::min({c.last - slot, l.page_tokens - slot % l.page_tokens, kStep});
+    if (slot + count < c.last) {
+      fetch(t.key(l, span, slot + count, 0), l.kv_heads * dk * count);
+      fetch(t.value(l, span, slot + count, 0), l.kv_heads * dv * count);
     }
-    for (int64_t g = 0; g < l.group; ++g) {
-      float* row = logits + g * kStep;
-      float* own = state + g * width;
+    for (int64_t h = 0; h < heads; ++h) {
+      const T* keys = t.key(l, span, slot, h / l.group);
+      const T* values = t.value(l, span, slot, h / l.group);
+      read(query + h * t.query_head, nk, tail_k, q);
+      float* own = state + h * width;
       float most = own[0];
-#pragma omp simd reduction(max : most)
-      for (int64_t i = 0; i < count; ++i) most = row[i] > most ? row[i] : most;
+      for (int64_t i = 0; i < count; ++i) {
+        read(keys + i * l.kv_heads * dk, nk, tail_k, wide);
+        Lanes sum = q[0] * wide[0];
+        for (int64_t j = 1; j < nk; ++j) sum += q[j] * wide[j];
+        logits[i] = l.logit(total(sum));
+        most = std::max(most, logits[i]);
+      }
       const float shrink = own[0] == kNone ? 0.0f : exp_negative(own[0] - most);
       float sum = 0.0f;
 #pragma omp simd reduction(+ : sum)
       for (int64_t i = 0; i < count; ++i) {
-        row[i] = exp_negative(row[i] - most);
-        sum += row[i];
-      }
-      own[1] = own[1] * shrink + sum;
-      if (own[0] != most) {
-#pragma omp simd
-        for (int64_t d = 0; d < dv; ++d) own[2 + d] *= shrink;
+        logits[i] = exp_negative(logits[i] - most);
+        sum += logits[i];
       }
       own[0] = most;
-    }
-    for (int64_t i = 0; i < count; ++i, v += l.kv_heads * dv) {
-#pragma omp simd
-      for (int64_t d = 0; d < dv; ++d) wide[d] = widen(v[d]);
-      for (int64_t g = 0; g < l.group; ++g) {
-        const float weight = logits[g * kStep + i];
-        float* sums = state + g * width + 2;
-#pragma omp simd
-        for (int64_t d = 0; d < dv; ++d) sums[d] += weight * wide[d];
+      own[1] = own[1] * shrink + sum;
+      read(own + 2, nv, tail_v, sums);
+      for (int64_t j = 0; j < nv; ++j) sums[j] *= shrink;
+      for (int64_t i = 0; i < count; ++i) {
+        read(values + i * l.kv_heads * dv, nv, tail_v, wide);
+        for (int64_t j = 0; j < nv; ++j) sums[j] += logits[i] * wide[j];
       }
+      std::memcpy(own + 2, sums, dv * sizeof(float));
     }
-    slot += count;
   }
 }
 
-// Adds the parts of a chunked sequence up and writes the outputs of one KV head.
+// Adds the chunks of a sequence up and writes its outputs.
 template <typename T>
-void decode_finish(const Layer& l, const Tensors<T>& t, const Span& span, const Chunk& c, float* parts) {
-  const int64_t width = l.value_dim + 2;
-  for (int64_t g = 0; g < l.group; ++g) {
+void decode_finish(const Layer& l, const Tensors<T>& t, const Span& span, int64_t chunks, float* states) {
+  const int64_t width = l.value_dim + 2, heads = l.kv_heads * l.group;
+  for (int64_t h = 0; h < heads; ++h) {
     float most = kNone;
-    for (int64_t p = 0; p < c.parts; ++p) most = std::max(most, parts[(p * l.group + g) * width]);
-    float* sums = parts + g * width;
-    float total = 0.0f;
-    for (int64_t p = 0; p < c.parts; ++p) {
-      const float* part = parts + (p * l.group + g) * width;
-      const float shrink = exp_negative(part[0] - most);
-      total += part[1] * shrink;
-      for (int64_t d = 2; d < width; ++d) sums[d] = (p ? sums[d] : 0.0f) + part[d] * shrink;
+    for (int64_t c = 0; c < chunks; ++c) most = std::max(most, states[(c * heads + h) * width]);
+    float* sums = states + h * width;
+    float all = 0.0f;
+    for (int64_t c = 0; c < chunks; ++c) {
+      const float* other = states + (c * heads + h) * width;
+      const float shrink = exp_negative(other[0] - most);
+      all += other[1] * shrink;
+      for (int64_t d = 2; d < width; ++d) sums[d] = (c ? sums[d] : 0.0f) + other[d] * shrink;
     }
-    T* row = t.row(l, span.first_row, c.head * l.group + g);
-    for (int64_t d = 0; d < l.value_dim; ++d) narrow(sums[2 + d] / total, row[d]);
+    T* row = t.row(l, span.first_row, h);
+    for (int64_t d = 0; d < l.value_dim; ++d) narrow(sums[2 + d] / all, row[d]);
   }
 }
 
@@ -210,25 +242,31 @@ template <typename T>
 void decode(const Layer& l, const Tensors<T>& t, const std::vector<Span>& spans) {
   int64_t slots = 0;
   for (const Span& s : spans) slots += s.end() - l.first_slot(s.start);
-  const int64_t share = slots * l.kv_heads / (4 * at::get_num_threads()) + 1;
+  const int64_t least = std::max(kChunk, slots / (4 * at::get_num_threads()));
   std::vector<Chunk> chunks;
+  std::vector<int64_t> begin;
   for (size_t i = 0; i < spans.size(); ++i) {
     const int64_t first = l.first_slot(spans[i].start), count = spans[i].end() - first;
-    const int64_t parts = std::max<int64_t>(1, count / std::max(kChunk, share));
-    for (int64_t head = 0; head < l.kv_heads; ++head)
-      for (int64_t p = 0; p < parts; ++p)
-        chunks.push_back({int64_t(i), head, first + count * p / parts, first + count * (p + 1) / parts, p, parts});
+    const int64_t parts = std::max<int64_t>(1, count / least);
+    begin.push_back(chunks.size());
+    for (int64_t p = 0; p < parts; ++p)
+      chunks.push_back({int64_t(i), first + count * p / parts, first + count * (p + 1) / parts});
   }
-  const int64_t size = l.group * (l.value_dim + 2);
-  std::vector<float> states(chunks.size() * size);
+  begin.push_back(chunks.size());
+  const bool alike = l.key_dim == l.value_dim;
+  const auto step = alike && l.key_dim == 64    ? decode_chunk<T, 4>
+                    : alike && l.key_dim == 128 ? decode_chunk<T, 8>
+                                                : decode_chunk<T, 0>;
+  const int64_t size = l.kv_heads * l.group * (l.value_dim + 2);
+  std::unique_ptr<float[]> states(new float[chunks.size() * size]);
   each_task(chunks.size(), [&](int64_t i) {
     const Chunk& c = chunks[i];
-    decode_chunk(l, t, spans[c.span], c, states.data() + i * size);
-    if (c.parts == 1) decode_finish(l, t, spans[c.span], c, states.data() + i * size);
+    step(l, t, spans[c.span], c, states.get() + i * size);
+    if (begin[c.span + 1] - begin[c.span] == 1) decode_finish(l, t, spans[c.span], 1, states.get() + i * size);
   });
-  for (size_t i = 0; i < chunks.size(); ++i)
-    if (chunks[i].parts > 1 && chunks[i].part == 0)
-      decode_finish(l, t, spans[chunks[i].span], chunks[i], states.data() + i * size);
+  for (size_t i = 0; i < spans.size(); ++i)
+    if (begin[i + 1] - begin[i] > 1)
+      decode_finish(l, t, spans[i], begin[i + 1] - begin[i], states.get() + begin[i] * size);
 }
 
 // --- prefill -----------------------------------------------------------------------------------------------
@@ -387,6 +425,7 @@ void attend(const at::Tensor& query, const at::Tensor& keys, const at::Tensor& v
             const at::Tensor& spans, const at::Tensor& table, double scaling, int64_t window, double softcap,
             bool matrix_bfloat16) {
   TORCH_CHECK(query.dim() == 3 && query.stride(2) == 1 && keys.is_contiguous() && values.is_contiguous());
+  TORCH_CHECK(std::max(keys.size(3), values.size(3)) <= 16 * kMostLanes);
   TORCH_CHECK(out.is_contiguous() && spans.is_contiguous() && table.is_contiguous());
   TORCH_CHECK(keys.scalar_type() == query.scalar_type() && values.scalar_type() == query.scalar_type());
   const Layer layer{keys.size(2), query.size(1) / keys.size(2), keys.size(3), values.size(3), keys.size(1), window,
