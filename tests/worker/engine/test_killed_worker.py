@@ -1,0 +1,100 @@
+"""A worker process that is killed in the middle of an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pie.index.contract import PlaceRecord
+from pie.index.settings import IndexSettings
+from pie.page.events import PlaceId
+from tests.support.models import tiny_module
+from tests.support.redis_server import index_settings, redis_server, redis_url
+from tests.worker.engine.asking import Asker
+from tests.worker.engine.places import Places, model_folder, until, worker_settings
+from tests.worker.engine.test_models import expect
+
+__all__ = ["index_settings", "redis_server", "redis_url"]
+
+pytestmark = pytest.mark.live
+
+PLACE = PlaceId("w0")
+PROMPT = list(range(10, 60))
+
+StartProcess = Callable[[], Awaitable[tuple[subprocess.Popen[bytes], PlaceRecord]]]
+
+
+@pytest.fixture
+async def places(
+    index_settings: IndexSettings, tmp_path: Path, tokenizer_folder: Path
+) -> AsyncIterator[Places]:
+    places = Places(index_settings, model_folder(tmp_path, tokenizer_folder))
+    await places.start()
+    yield places
+    await places.close()
+
+
+@pytest.fixture
+async def start_process(places: Places) -> AsyncIterator[StartProcess]:
+    processes: list[subprocess.Popen[bytes]] = []
+
+    async def start() -> tuple[subprocess.Popen[bytes], PlaceRecord]:
+        process = subprocess.Popen(  # noqa: ASYNC220 – it returns at once
+            [
+                sys.executable,
+                str(Path(__file__).with_name("worker_process.py")),
+                PLACE,
+                f"ipc://{places.sockets}/{PLACE}",
+                worker_settings(places.folder).model_dump_json(),
+                places.index.model_dump_json(),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        processes.append(process)
+        assert process.stdout is not None
+        line = await asyncio.to_thread(process.stdout.readline)
+        return process, msgspec.json.decode(line, type=PlaceRecord)
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+async def connect(record: PlaceRecord) -> Asker:
+    asker = Asker(record.address)
+    await asker.client.start()
+    return asker
+
+
+async def test_a_killed_worker_is_noticed_and_its_answer_goes_on_at_the_next_start(
+    places: Places, start_process: StartProcess
+) -> None:
+    await places.pool()
+    process, record = await start_process()
+    asker = await connect(record)
+    _, answer = await asker.send(PROMPT, 60, ignore_eos=True)
+    await asker.until_told(lambda: len(answer.token_ids) >= 20)
+    process.kill()
+    await asyncio.wait_for(asker.gone.wait(), 5)
+    await asker.client.close()
+    await until(lambda: PLACE not in places.mirror.places())
+
+    _, again = await start_process()
+    assert again.epoch > record.epoch
+    await until(lambda: PLACE in places.mirror.places())
+    asker = await connect(again)
+    rest = await asker.ask([*PROMPT, *answer.token_ids], 60, output_start=50, ignore_eos=True)
+    await asker.client.close()
+    assert rest.cached.pool > 0, "the pool kept what the killed one made"
+    answer.token_ids += rest.token_ids
+    assert len(answer.token_ids) == 60
+    answer.finish_reason = rest.finish_reason
+    expect(tiny_module("llama"), PROMPT, answer, ignore_eos=True)
