@@ -30,6 +30,7 @@ from pie.worker.attention.protocol import AttentionSpec
 from pie.worker.errors import ModelNotFound, UnsupportedModel
 from pie.worker.fingerprint import model_fingerprint
 from pie.worker.memory import check_memory
+from pie.worker.packing import pack_weights
 from pie.worker.probe import probe
 from pie.worker.purity import check_config, context_limit
 from pie.worker.settings import DEFAULT_CACHE_FOLDER, ModelSettings
@@ -98,6 +99,7 @@ def load_model(settings: ModelSettings, *, progress: Progress = quiet) -> Model:
     )
     progress(f"Loading {found.name}")
     module = _load(found, dtype, device)
+    pack_weights(module, dtype=dtype, device=device)
     return describe(
         module,
         found=found,
