@@ -16,7 +16,6 @@ from pie.router.api.usage import Shaper, Usage, usage
 from pie.router.dispatch import Dispatcher
 from pie.router.errors import ApiError
 from pie.router.exchange import ClientGoneError, Exchange
-from pie.router.gate import Gate
 from pie.router.generation import Generation, Order
 from pie.router.link import loaded_tokens
 from pie.router.mailbox import Mailbox
@@ -28,9 +27,8 @@ log = logging.getLogger("pie.router.answer")
 class Answerer:
     """Answers requests whose orders are known."""
 
-    def __init__(self, dispatcher: Dispatcher, gate: Gate, metrics: RouterMetrics) -> None:
+    def __init__(self, dispatcher: Dispatcher, metrics: RouterMetrics) -> None:
         self._dispatcher = dispatcher
-        self._gate = gate
         self._metrics = metrics
         self._open: set[Mailbox] = set()
 
@@ -65,34 +63,33 @@ class Answerer:
             ApiError: It cannot be answered, or not to its end.
             ClientGoneError: Nobody is left to answer.
         """
-        with self._gate.enter(len(orders)):
-            mailbox = Mailbox(len(orders), streaming=stream)
-            generations = [
-                Generation(f"{request_id}-{index}", index, order, mailbox)
-                for index, order in enumerate(orders)
-            ]
-            tasks = [
-                asyncio.create_task(self._dispatcher.run(generation)) for generation in generations
-            ]
-            watch = asyncio.create_task(exchange.watch(mailbox.hang_up))
-            self._open.add(mailbox)
-            try:
-                if stream:
-                    await self._stream(
-                        exchange, request_id, generations, shaper, mailbox, choices, usage_events
-                    )
-                else:
-                    await self._once(exchange, request_id, generations, shaper, mailbox, choices)
-            except ClientGoneError:
-                self._metrics.disconnects.inc()
-                log.info("request %s: the client hung up", request_id)
-                raise
-            finally:
-                self._open.discard(mailbox)
-                watch.cancel()
-                for task in tasks:
-                    task.cancel()
-                self._count(generations)
+        mailbox = Mailbox(len(orders), streaming=stream)
+        generations = [
+            Generation(f"{request_id}-{index}", index, order, mailbox)
+            for index, order in enumerate(orders)
+        ]
+        tasks = [
+            asyncio.create_task(self._dispatcher.run(generation)) for generation in generations
+        ]
+        watch = asyncio.create_task(exchange.watch(mailbox.hang_up))
+        self._open.add(mailbox)
+        try:
+            if stream:
+                await self._stream(
+                    exchange, request_id, generations, shaper, mailbox, choices, usage_events
+                )
+            else:
+                await self._once(exchange, request_id, generations, shaper, mailbox, choices)
+        except ClientGoneError:
+            self._metrics.disconnects.inc()
+            log.info("request %s: the client hung up", request_id)
+            raise
+        finally:
+            self._open.discard(mailbox)
+            watch.cancel()
+            for task in tasks:
+                task.cancel()
+            self._count(generations)
 
     async def _once(
         self,

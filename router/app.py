@@ -29,7 +29,7 @@ from pie.router.api.chat import ChatBody, ChatShaper
 from pie.router.api.completions import CompletionBody, CompletionShaper
 from pie.router.api.listing import Model, ModelList
 from pie.router.errors import ApiError, invalid, model_not_found, server_error, unavailable
-from pie.router.exchange import ClientGoneError, Exchange
+from pie.router.exchange import BodyBudget, ClientGoneError, Exchange
 from pie.router.gate import Gate
 from pie.router.generation import Order
 from pie.router.memory import Turn
@@ -70,6 +70,7 @@ class RouterApp:
         self._metrics = metrics
         self._status = status
         self._token = settings.api_token.get_secret_value().encode()
+        self._bodies = BodyBudget(int(settings.body_budget_bytes), settings.retry_after_s)
         self._document: dict[str, object] | None = None
         self._limits = BodyLimits(
             max_choices=settings.max_choices,
@@ -99,9 +100,8 @@ class RouterApp:
         return app
 
     def _endpoint(self, handler: Handler, *, public: bool = False) -> _Endpoint:
-        return _Endpoint(
-            handler, self._settings, self._metrics, token=b"" if public else self._token
-        )
+        token = b"" if public else self._token
+        return _Endpoint(handler, self._settings, self._metrics, self._bodies, token=token)
 
     def _no_such_thing(self, request: Request, error: Exception) -> Response:
         """Answer for an unknown path or a wrong method."""
@@ -121,47 +121,49 @@ class RouterApp:
         self._gate.check()
         body = parse_body(ChatBody, await exchange.body(), self._limits)
         model = self._served(body.model)
-        prompt = await model.prompts.conversation(
-            tuple(Turn(_role(message.role), message.text) for message in body.messages),
-            salt=body.cache_salt,
-            context_tokens=model.context_tokens,
-        )
-        await self._generate(
-            exchange,
-            body,
-            model,
-            [prompt],
-            arrived_s,
-            ChatShaper,
-            limit=body.token_limit,
-            logprobs=body.logprobs_wanted,
-            default_tokens=None,
-        )
+        with self._gate.enter(body.choices):
+            prompt = await model.prompts.conversation(
+                tuple(Turn(_role(message.role), message.text) for message in body.messages),
+                salt=body.cache_salt,
+                context_tokens=model.context_tokens,
+            )
+            await self._generate(
+                exchange,
+                body,
+                model,
+                [prompt],
+                arrived_s,
+                ChatShaper,
+                limit=body.token_limit,
+                logprobs=body.logprobs_wanted,
+                default_tokens=None,
+            )
 
     async def _complete(self, exchange: Exchange) -> None:
         arrived_s = time.monotonic()
         self._gate.check()
         body = parse_body(CompletionBody, await exchange.body(), self._limits)
         model = self._served(body.model)
-        prompts = [
-            await model.prompts.text(asked, context_tokens=model.context_tokens)
-            if isinstance(asked, str)
-            else model.prompts.tokens(
-                asked, context_tokens=model.context_tokens, vocab_size=model.vocab_size
+        with self._gate.enter(body.choices * len(body.prompts)):
+            prompts = [
+                await model.prompts.text(asked, context_tokens=model.context_tokens)
+                if isinstance(asked, str)
+                else model.prompts.tokens(
+                    asked, context_tokens=model.context_tokens, vocab_size=model.vocab_size
+                )
+                for asked in body.prompts
+            ]
+            await self._generate(
+                exchange,
+                body,
+                model,
+                prompts,
+                arrived_s,
+                CompletionShaper,
+                limit=body.token_limit,
+                logprobs=body.logprobs,
+                default_tokens=self._settings.default_completion_tokens,
             )
-            for asked in body.prompts
-        ]
-        await self._generate(
-            exchange,
-            body,
-            model,
-            prompts,
-            arrived_s,
-            CompletionShaper,
-            limit=body.token_limit,
-            logprobs=body.logprobs,
-            default_tokens=self._settings.default_completion_tokens,
-        )
 
     async def _generate(
         self,
@@ -287,15 +289,22 @@ class _Endpoint:
     """One handler as an ASGI application: who may ask, and what goes wrong."""
 
     def __init__(
-        self, handler: Handler, settings: RouterSettings, metrics: RouterMetrics, *, token: bytes
+        self,
+        handler: Handler,
+        settings: RouterSettings,
+        metrics: RouterMetrics,
+        bodies: BodyBudget,
+        *,
+        token: bytes,
     ) -> None:
         self._handler = handler
+        self._bodies = bodies
         self._settings = settings
         self._metrics = metrics
         self._token = token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send, self._settings)
+        exchange = Exchange(scope, receive, send, self._settings, self._bodies)
         try:
             try:
                 self._authorise(exchange)
@@ -303,6 +312,9 @@ class _Endpoint:
             except ApiError as error:
                 if error.status >= 500:
                     log.warning("%s: %d %s", scope["path"], error.status, error.message)
+                else:
+                    told = (error.status, error.code, error.param)
+                    log.info("%s: %d, code %s, param %s", scope["path"], *told)
                 await exchange.refuse(error)
             except ClientGoneError:
                 exchange.status = exchange.status or 499

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
-from pie.router.errors import ApiError
+from pie.router.errors import ApiError, overloaded
 from pie.router.settings import RouterSettings
 from pie.router.sse import DONE, event
 
@@ -25,11 +25,47 @@ class ClientGoneError(Exception):
     """Nobody is left to answer: the client hung up or takes nothing."""
 
 
+class BodyBudget:
+    """Bytes of all bodies that are being read.
+
+    Args:
+        most_bytes: The cap.
+        retry_after_s: What a client is told to wait for whom there is no room.
+    """
+
+    def __init__(self, most_bytes: int, retry_after_s: float) -> None:
+        self._most_bytes = most_bytes
+        self._retry_after_s = retry_after_s
+        self.used_bytes = 0
+
+    def take(self, size: int) -> None:
+        """Count bytes in.
+
+        Raises:
+            ApiError: 429; they are counted in all the same, until they are given back.
+        """
+        self.used_bytes += size
+        if self.used_bytes > self._most_bytes:
+            raise overloaded(
+                "Too many large bodies are being read (router.body_budget_bytes).",
+                self._retry_after_s,
+            )
+
+    def give_back(self, size: int) -> None:
+        """Count bytes out."""
+        self.used_bytes -= size
+
+
 class Exchange:
     """One request and its answer, on top of ASGI."""
 
     def __init__(
-        self, scope: Scope, receive: Receive, send: Send, settings: RouterSettings
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        settings: RouterSettings,
+        bodies: BodyBudget,
     ) -> None:
         self.scope = scope
         self.status = 0
@@ -37,6 +73,7 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._settings = settings
+        self._bodies = bodies
         self._streaming = False
         self._headers: dict[bytes, bytes] | None = None
 
@@ -67,17 +104,22 @@ class Exchange:
             raise _too_large(limit)
         parts: list[bytes] = []
         size = 0
-        while True:
-            message = await self._next_part()
-            if message["type"] == "http.disconnect":
-                raise ClientGoneError
-            part = message.get("body", b"")
-            size += len(part)
-            if size > limit:
-                raise _too_large(limit)
-            parts.append(part)
-            if not message.get("more_body", False):
-                return parts[0] if len(parts) == 1 else b"".join(parts)
+        try:
+            while True:
+                message = await self._next_part()
+                if message["type"] == "http.disconnect":
+                    raise ClientGoneError
+                part = message.get("body", b"")
+                size += len(part)
+                if size > limit:
+                    size -= len(part)
+                    raise _too_large(limit)
+                self._bodies.take(len(part))
+                parts.append(part)
+                if not message.get("more_body", False):
+                    return parts[0] if len(parts) == 1 else b"".join(parts)
+        finally:
+            self._bodies.give_back(size)
 
     async def watch(self, gone: Callable[[], None]) -> None:
         """Call `gone` when the client hangs up; the body must have been read."""

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pie.router.errors import overloaded, unavailable
+from pie.router.errors import invalid, overloaded, unavailable
 from pie.router.metrics import RouterMetrics
 
 
@@ -45,8 +45,14 @@ class Gate:
         """Refuse early what `enter` would refuse, before any work is done for it.
 
         Raises:
-            ApiError: 429 where the cap is reached, 503 while draining.
+            ApiError: 429 where the cap is reached, 503 while draining, 400 for what never fits.
         """
+        if sequences > self._most:
+            raise invalid(
+                f"n: {sequences} sequences for one request are more than the {self._most} that "
+                "this router carries at once (router.max_in_flight)",
+                "n",
+            )
         if self._draining:
             raise unavailable("The router is stopping.", self._retry_after_s, "draining")
         if self._inside + sequences > self._most:

@@ -16,6 +16,7 @@ from typing import TypeVar
 from pie.page.key import pack_tokens
 from pie.router.errors import ApiError, invalid
 from pie.router.memory import AnswerMemory, Turn
+from pie.tokens.detokenizer import Detokenizer
 from pie.tokens.errors import TemplateError, TextError
 from pie.tokens.template import ChatTemplate
 from pie.tokens.tokenizer import Tokenizer
@@ -25,6 +26,9 @@ T = TypeVar("T")
 _PROBE_CHARS = 8
 """Characters for each token of the context that are tokenised first when a text has more: English
 has four to five characters a token, so that a far too long text is told from its beginning."""
+
+_CONTEXT_IDS = 64
+"""Ids of the prompt that the first characters of an answer may depend on, and more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +120,32 @@ class PromptMaker:
         special = self.tokenizer.special_ids
         if ids and ids[-1] in special:
             ids.pop()
-        if any(id_ in special for id_ in ids) or self.tokenizer.decode(ids.tolist()) != text:
+        if any(id_ in special for id_ in ids):
             return
+        # A stop string may have ended the answer: then its tokens are no part of the text.
+        count = self._spelling(prompt, ids, text)
+        if count is None:
+            return
+        del ids[count:]
         self._memory.remember(
             prompt.space, prompt.turns, text, prompt.rendered, array("I", prompt.ids) + ids
         )
+
+    def _spelling(self, prompt: Prompt, ids: array[int], text: str) -> int | None:
+        """Return how many of an answer's leading ids spell `text`; None where they do not."""
+        detokenizer = Detokenizer(self.tokenizer, prompt.ids[-_CONTEXT_IDS:].tolist())
+        pieces: list[str] = []
+        chars = count = 0
+        for id_ in ids:
+            count += 1
+            piece = detokenizer.push((id_,))
+            pieces.append(piece)
+            chars += len(piece)
+            if chars >= len(text):
+                break
+        else:
+            pieces.append(detokenizer.flush())
+        return count if "".join(pieces) == text else None
 
     async def _run(self, chars: int, work: Callable[[], T]) -> T:
         """Do short work here and long work in a thread."""

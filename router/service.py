@@ -93,7 +93,7 @@ class RouterService:
             settings,
             self.metrics,
         )
-        self._answerer = Answerer(dispatcher, self._gate, self.metrics)
+        self._answerer = Answerer(dispatcher, self.metrics)
         app = RouterApp(
             settings,
             catalog=self._catalog,

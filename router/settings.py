@@ -37,6 +37,11 @@ class RouterSettings(BaseModel):
         gt=0,
         description="Largest request body; a larger one is refused with 413 while it is read.",
     )
+    body_budget_bytes: ByteSize = Field(
+        default=ByteSize(256 * 1024 * 1024),
+        gt=0,
+        description="Memory for the bodies of all requests that are being read; past it 429.",
+    )
     max_choices: int = Field(default=16, ge=1, description="Largest `n`.")
     max_prompts: int = Field(
         default=64, ge=1, description="Most prompts in one completion request."

@@ -283,3 +283,46 @@ async def test_the_next_request_hits_only_under_its_own_salt(client: AsyncOpenAI
     assert await cached("b") == 0
     assert await cached(None) == 0
     assert await cached("a") > 0
+
+
+async def test_an_answer_that_a_stop_string_ended_is_hit_up_to_there(client: AsyncOpenAI) -> None:
+    messages: Any = [{"role": "user", "content": "Tell me about foxes, please. " * 3}]
+    first = await client.chat.completions.create(model="mock", messages=messages, stop="lazy")
+    assert first.usage is not None
+    messages += [
+        {"role": "assistant", "content": first.choices[0].message.content},
+        {"role": "user", "content": "And then?"},
+    ]
+    second = await client.chat.completions.create(model="mock", messages=messages)
+    assert second.usage is not None
+    assert second.usage.prompt_tokens_details is not None
+    cached = second.usage.prompt_tokens_details.cached_tokens or 0
+    stopped = 6
+    assert cached >= (first.usage.total_tokens - stopped) // 16 * 16
+
+
+async def test_more_sequences_than_ever_fit_is_no_matter_of_waiting(cluster: Cluster) -> None:
+    cluster.mock("w0")
+    client = cluster.openai(await cluster.router(1, max_in_flight=4))
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.completions.create(model="mock", prompt=["a"] * 3, n=2)
+    assert caught.value.param == "n"
+
+
+async def test_a_rare_spelling_of_an_answer_is_remembered(cluster: Cluster) -> None:
+    # Token by token the mock spells its text with one id a byte, as no tokenizer would.
+    cluster.mock("w0", spelled_by_bytes=True)
+    client = cluster.openai(await cluster.router(1))
+    messages: Any = [{"role": "user", "content": "Hello there. " * 5}]
+    first = await client.chat.completions.create(model="mock", messages=messages)
+    messages += [
+        {"role": "assistant", "content": first.choices[0].message.content},
+        {"role": "user", "content": "And then?"},
+    ]
+    second = await client.chat.completions.create(model="mock", messages=messages)
+    assert first.choices[0].message.content == REPLY
+    assert first.usage is not None
+    assert second.usage is not None
+    assert second.usage.prompt_tokens_details is not None
+    cached = second.usage.prompt_tokens_details.cached_tokens or 0
+    assert cached >= (first.usage.total_tokens - 1) // 16 * 16

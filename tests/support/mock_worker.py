@@ -79,6 +79,8 @@ class MockSpec(msgspec.Struct, frozen=True, kw_only=True):
     silent: bool = False
     """Takes requests and never answers."""
     prefill_tokens_per_s: float = 1000.0
+    spelled_by_bytes: bool = False
+    """Answers in tokens of one byte, where the tokenizer would take longer ones."""
     quiet: bool = False
     """Logs nothing and holds no pages, to cost a benchmark as little as can be."""
 
@@ -128,6 +130,10 @@ class _Mock:
         self._spec = spec
         self._tokenizer = Tokenizer.load(Path(spec.tokenizer))
         self._reply = self._tokenizer.encode(spec.reply)
+        if spec.spelled_by_bytes:
+            ids = range(self._tokenizer.vocab_size)
+            single = {self._tokenizer.token_bytes(id_): id_ for id_ in ids}
+            self._reply = [single[bytes([byte])] for byte in spec.reply.encode()]
         self._root = model_root(
             fingerprint=spec.weights.encode(),
             dtype="float32",
