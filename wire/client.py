@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 from pie.page.events import Epoch
 from pie.wire import codec
@@ -194,7 +194,7 @@ class WireClient:
         *,
         timeout_s: float,
         count: int | None = None,
-    ) -> AsyncIterator[Answer]:
+    ) -> AsyncGenerator[Answer, None]:
         """Send a message that has a `request_id` and yield its answers as they come.
 
         An answer counts as handled, and gives credit, when the next is asked for. Leaving early

@@ -168,7 +168,7 @@ async def test_an_abandoned_stream_gives_its_credit_back(serve: Serve, connect: 
         stream = client.stream(get(100), timeout_s=5)
         async for _ in stream:
             break
-        await stream.aclose()  # type: ignore[attr-defined]
+        await stream.aclose()
     assert len([1 async for _ in client.stream(get(100), timeout_s=5)]) == 100
     await eventually(lambda: server.peers[0]._credits.used == (0, 0))
 

@@ -143,7 +143,7 @@ async def test_leaving_a_stream_cancels_its_handler(serve: Serve, connect: Conne
     stream = client.stream(get(4000), timeout_s=5)
     async for _ in stream:
         break
-    await stream.aclose()  # type: ignore[attr-defined]
+    await stream.aclose()
     await asyncio.wait_for(ended.wait(), 5)
     # What had been sent before is dropped, and its credit given, so that the next one runs.
     assert len([1 async for _ in client.stream(get(100), timeout_s=5)]) == 100
