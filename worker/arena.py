@@ -113,7 +113,7 @@ class Arena:
             else:
                 source = slab.memory[:, page_id].contiguous().cpu().view(torch.uint8).numpy()
             np.copyto(target.reshape(source.shape), source)
-        return memoryview(out)
+        return out.data
 
     def load(self, page_id: int, part: Part, payload: Buffer) -> None:
         """Write what `export` returned, here or elsewhere, into a page.

@@ -86,7 +86,7 @@ def _write(file: Path, folder: Path) -> None:
     fresh.load_state_dict(loaded.state_dict(), assign=True)
     fresh.tie_weights()
     ends = {tokenizer.eos_token_id, config.eos_token_id} - {None}
-    fresh.generation_config = GenerationConfig(
+    fresh.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
         eos_token_id=sorted(ends), bos_token_id=tokenizer.bos_token_id
     )
     fresh.save_pretrained(folder)

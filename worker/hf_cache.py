@@ -32,11 +32,11 @@ class PageCache(Cache):
     update_indexer = update_conv_state
 
 
-class PageLayer(CacheLayerMixin):
+class PageLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """One layer of a `PageCache`."""
 
     def __init__(self, index: int, store: Store, is_sliding: bool) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.is_sliding = is_sliding
         self.is_initialized = True
         self._index = index

@@ -33,6 +33,7 @@ from pie.worker.memory import check_memory
 from pie.worker.packing import pack_weights
 from pie.worker.probe import probe
 from pie.worker.purity import check_config, context_limit
+from pie.worker.selfcheck import verify
 from pie.worker.settings import DEFAULT_CACHE_FOLDER, ModelSettings
 from pie.worker.sources import ModelFolder, Progress, quiet, resolve, weight_files
 
@@ -100,7 +101,7 @@ def load_model(settings: ModelSettings, *, progress: Progress = quiet) -> Model:
     progress(f"Loading {found.name}")
     module = _load(found, dtype, device)
     pack_weights(module, dtype=dtype, device=device)
-    return describe(
+    model = describe(
         module,
         found=found,
         fingerprint=model_fingerprint(found, cache_folder),
@@ -110,6 +111,8 @@ def load_model(settings: ModelSettings, *, progress: Progress = quiet) -> Model:
         attention=settings.attention,
         cache_folder=cache_folder,
     )
+    verify(model)
+    return model
 
 
 def describe(
@@ -136,7 +139,7 @@ def describe(
     limit = context_limit(config)
     hook.register()
     module.set_attn_implementation(hook.NAME)
-    module.eval()
+    module.eval()  # type: ignore[no-untyped-call]
     dtype = module.dtype
     probed = probe(module, layers=text.num_hidden_layers, context_tokens=limit)
     return Model(
@@ -167,7 +170,7 @@ def _read_config(folder: Path) -> PretrainedConfig:
 
 
 def _load(found: ModelFolder, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    transformers_logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     hook.register()
     try:
         module: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
@@ -179,7 +182,8 @@ def _load(found: ModelFolder, dtype: torch.dtype, device: torch.device) -> PreTr
         raise UnsupportedModel(
             f"transformers cannot run the model in {found.path}: {error}"
         ) from error
-    return module.to(device)
+    torch.nn.Module.to(module, device)
+    return module
 
 
 def _eos_token_ids(folder: Path, config: PretrainedConfig) -> frozenset[int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from transformers import PreTrainedModel
@@ -91,9 +92,9 @@ class _Probe:
             raise UnsupportedModel(f"layer {layer} stores keys and values twice in one pass")
         self._stored[layer] = (key.shape, value.shape)
 
-    def mask(self, mask_function: MaskFunction) -> torch.Tensor:
+    def mask(self, mask_function: object) -> torch.Tensor:
         """Return a marker that says which of the masks seen this is."""
-        self._windows.append(_window_of(mask_function, self._context_tokens))
+        self._windows.append(_window_of(cast(MaskFunction, mask_function), self._context_tokens))
         return torch.full((1, 1, 1, 1), len(self._windows) - 1)
 
     def attend(

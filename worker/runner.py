@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,8 +20,10 @@ from pie.worker.attention.torch_backend import TorchBackend
 from pie.worker.batch import Batch, Pass, StepOutput
 from pie.worker.errors import BatchError
 from pie.worker.hf_cache import PageCache
-from pie.worker.model import Model
 from pie.worker.step import Step
+
+if TYPE_CHECKING:
+    from pie.worker.model import Model
 
 
 class Runner:

@@ -23,6 +23,7 @@ from torch.utils import cpp_extension
 
 from pie.worker.attention import conformance
 from pie.worker.attention.protocol import AttentionSpec, Capabilities, Plan, Span
+from pie.worker.cpu import cpu_features
 
 log = logging.getLogger("pie.worker.attention.native")
 
@@ -62,7 +63,7 @@ class NativeBackend:
     def __init__(self) -> None:
         """See `native_backend`, which builds and loads what this needs."""
         # Elsewhere, bfloat16 products are emulated and slower than float32 ones.
-        self._matrix_bfloat16 = bool({"avx512_bf16", "amx_bf16"} & set(_cpu_features().split()))
+        self._matrix_bfloat16 = bool({"avx512_bf16", "amx_bf16"} & cpu_features())
 
     def plan(self, spans: Sequence[Span], page_tokens: int, device: torch.device) -> Plan:
         """Lay the spans out for the operator."""
@@ -119,7 +120,7 @@ def native_backend(cache_folder: Path) -> NativeBackend | None:
     with _loading:
         if _loaded is None:
             try:
-                torch.ops.load_library(_library(cache_folder.expanduser()))
+                torch.ops.load_library(_library(cache_folder.expanduser()))  # type: ignore[no-untyped-call]
                 _check(NativeBackend())
                 _loaded = True
             except (OSError, RuntimeError, subprocess.SubprocessError, AssertionError) as error:
@@ -137,13 +138,13 @@ def _check(backend: NativeBackend) -> None:
 
 def _library(cache_folder: Path) -> Path:
     """Return the shared library for this source, compiler, torch and CPU, building it once."""
-    compiler = shutil.which(cpp_extension.get_cxx_compiler())
+    compiler = shutil.which(cpp_extension.get_cxx_compiler())  # type: ignore[no-untyped-call]
     if compiler is None:
         raise RuntimeError("there is no C++ compiler here (Debian: apt-get install g++)")
     version = subprocess.run(
         [compiler, "--version"], capture_output=True, check=True, timeout=30
     ).stdout
-    about = [_SOURCE.read_bytes(), version, _cpu_features().encode()]
+    about = [_SOURCE.read_bytes(), version, " ".join(sorted(cpu_features())).encode()]
     about += [torch.__version__.encode(), " ".join(_FLAGS).encode()]
     digest = blake3(b"".join(blake3(item).digest() for item in about)).hexdigest(8)
     library = cache_folder / "native" / f"attention-{digest}.so"
@@ -177,16 +178,3 @@ def _build(compiler: str, library: Path) -> None:
             lines = done.stderr.strip().splitlines() or ["no message"]
             raise RuntimeError(f"the compiler failed: {lines[0]}")
         made.replace(library)
-
-
-def _cpu_features() -> str:
-    """Return what the CPU says it can do."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return ""
-    for line in text.splitlines():
-        name, _, features = line.partition(":")
-        if name.strip() in {"flags", "Features"}:
-            return features.strip()
-    return ""
