@@ -63,7 +63,7 @@ def entry(number: int, part: Part = Part.FULL, tier: Tier = Tier.DEVICE) -> Page
     return PageEntry(key(number), key(number - 1) if number else bytes(32), number, part, tier, 64)
 
 
-def record(name: str, epoch: int = 1) -> PlaceRecord:
+def record(name: str, epoch: int = 1, ttl_s: float = 1.0) -> PlaceRecord:
     """Return what a worker of that name says of itself."""
     return PlaceRecord(
         place=PlaceId(name),
@@ -73,7 +73,7 @@ def record(name: str, epoch: int = 1) -> PlaceRecord:
         model_root=RootKey(bytes(range(32))),
         model_name="tiny",
         eos_token_ids=(2, 3),
-        ttl_s=1.0,
+        ttl_s=ttl_s,
     )
 
 

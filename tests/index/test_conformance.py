@@ -81,13 +81,13 @@ class RedisIndex:
     async def join(self, record: PlaceRecord, snapshot: Snapshot) -> RedisPlace:
         place = RedisPlace(self.settings.url, record, snapshot, settings=self.settings)
         await place.start()
-        assert await place.flushed(5)
+        assert await place.flushed(30)
         self.places.append(place)
         return place
 
     async def settle(self) -> None:
         for place in self.places:
-            assert place.fenced or place._task is None or await place.flushed(5) or place.fenced
+            assert place.fenced or place._task is None or await place.flushed(30) or place.fenced
 
     async def close(self) -> None:
         for place in self.places:
@@ -120,7 +120,7 @@ class FedIndex(RedisIndex):
 
     async def settle(self) -> None:
         await super().settle()
-        deadline_s = time.monotonic() + 5
+        deadline_s = time.monotonic() + 30
         while not self._agrees():
             assert time.monotonic() < deadline_s, "the mirror does not get there"
             await asyncio.sleep(0.01)

@@ -14,6 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from pie.index.errors import ServerError
 from pie.index.server import EmbeddedServer
@@ -105,7 +107,7 @@ def test_tcp_listens_on_loopback_with_a_password(folder: Path) -> None:
         assert connection.ping()
         assert connection.config_get("bind")["bind"] == "127.0.0.1"
     port = int(server.url.rsplit(":", 1)[1][:-2])
-    stranger = redis.Redis(port=port, protocol=2)
+    stranger = redis.Redis(port=port, protocol=2, retry=Retry(NoBackoff(), 0))
     with stranger, pytest.raises(redis.AuthenticationError):
         stranger.ping()
     server.stop()
