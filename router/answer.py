@@ -180,7 +180,17 @@ def _headers(request_id: str, generations: Sequence[Generation]) -> dict[str, st
         "x-pie-request-id": request_id,
         "x-pie-worker": first.place or "",
         "x-pie-cached-tokens": str(first.cached_tokens),
+        "x-pie-cached-from": _sources(first),
     }
+
+
+def _sources(generation: Generation) -> str:
+    """Return where cached tokens came from, such as `device=480,pool=32`."""
+    if generation.started is None:
+        return ""
+    cached = generation.started.cached
+    tiers = {"device": cached.device} | loaded_tokens(cached)
+    return ",".join(f"{tier}={tokens}" for tier, tokens in tiers.items() if tokens)
 
 
 def _usage(generations: Sequence[Generation], choices: int) -> Usage:

@@ -37,7 +37,7 @@ from pie.router.metrics import RouterMetrics
 from pie.router.models import ModelCatalog, ServedModel
 from pie.router.prompt import Prompt
 from pie.router.settings import RouterSettings
-from pie.router.status import RouterStatus
+from pie.router.status import ClusterStatus
 from pie.router.workers import WorkerSet
 
 log = logging.getLogger("pie.router.app")
@@ -60,7 +60,7 @@ class RouterApp:
         answerer: Answerer,
         gate: Gate,
         metrics: RouterMetrics,
-        status: Callable[[], RouterStatus],
+        status: Callable[[], ClusterStatus],
     ) -> None:
         self._settings = settings
         self._catalog = catalog

@@ -53,6 +53,15 @@ class RouterMetrics:
         samples = (sample for metric in counter.collect() for sample in metric.samples)
         return int(sum(sample.value for sample in samples if sample.name.endswith("_total")))
 
+    def by_labels(self, counter: Counter) -> dict[tuple[str, ...], int]:
+        """Return a counter's values by its labels' values, in order."""
+        return {
+            tuple(sample.labels.values()): int(sample.value)
+            for metric in counter.collect()
+            for sample in metric.samples
+            if sample.name.endswith("_total")
+        }
+
     def render(self) -> bytes:
         """Return everything in Prometheus' text format."""
         return generate_latest(self.registry)

@@ -11,6 +11,7 @@ from pydantic.json_schema import models_json_schema
 from pie.router.api.chat import ChatBody, ChatChunk, ChatCompletion
 from pie.router.api.completions import Completion, CompletionBody
 from pie.router.api.listing import ApiErrorBody, Model, ModelList
+from pie.router.status import ClusterStatus
 
 _REF = "#/components/schemas/"
 _PLACE_HEADER = {
@@ -28,7 +29,7 @@ def document() -> dict[str, Any]:
         [(ChatBody, "validation"), (CompletionBody, "validation")], ref_template=_REF + "{model}"
     )
     _, answers = msgspec.json.schema_components(
-        [ChatCompletion, ChatChunk, Completion, Model, ModelList, ApiErrorBody],
+        [ChatCompletion, ChatChunk, Completion, Model, ModelList, ApiErrorBody, ClusterStatus],
         ref_template=_REF + "{name}",
     )
     return {
@@ -53,9 +54,7 @@ def document() -> dict[str, Any]:
             },
             "/health": {"get": _answer("The router runs.", None)},
             "/ready": {"get": _answer("Requests can be answered; 503 says why not.", None)},
-            "/status": {
-                "get": _answer("Workers, index and counts as this router sees them.", None)
-            },
+            "/status": {"get": _answer("The cluster as this router sees it.", "ClusterStatus")},
             "/metrics": {"get": _answer("Prometheus metrics, as text.", None)},
         },
         "components": {"schemas": bodies.get("$defs", {}) | answers},
@@ -81,6 +80,7 @@ def _generation(body: str, answer: str, chunk: str) -> dict[str, Any]:
                             ("x-pie-request-id", "The request's name in logs."),
                             ("x-pie-worker", "The worker that gave the first token."),
                             ("x-pie-cached-tokens", "Prompt tokens that were not computed."),
+                            ("x-pie-cached-from", "Where they came from: `device=480,pool=32`."),
                         )
                     },
                     "content": {

@@ -16,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import uvicorn
 
-from pie.index.contract import IndexMode
 from pie.index.feed import MirrorFeed
 from pie.index.mirror import Mirror
 from pie.index.settings import IndexSettings
@@ -32,7 +31,8 @@ from pie.router.memory import AnswerMemory
 from pie.router.metrics import RouterMetrics
 from pie.router.models import ModelCatalog
 from pie.router.settings import RouterSettings
-from pie.router.status import RouterStatus, WorkerLinkStatus
+from pie.router.status import ClusterStatus
+from pie.router.survey import Survey
 from pie.router.workers import WorkerSet
 from pie.wire import WireSettings
 
@@ -94,6 +94,14 @@ class RouterService:
             self.metrics,
         )
         self._answerer = Answerer(dispatcher, self.metrics)
+        self._survey = Survey(
+            mirror=self._mirror,
+            workers=self._workers,
+            catalog=self._catalog,
+            gate=self._gate,
+            memory=self._memory,
+            metrics=self.metrics,
+        )
         app = RouterApp(
             settings,
             catalog=self._catalog,
@@ -184,57 +192,9 @@ class RouterService:
                 log.warning("letting go of %s took more than %g s", name, _CLOSE_S)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def status(self) -> RouterStatus:
+    def status(self) -> ClusterStatus:
         """Return what this router knows, and bring its gauges up to date."""
-        links = [
-            WorkerLinkStatus(
-                place=link.record.place,
-                model=link.record.model_name,
-                address=link.record.address,
-                usable=link.usable,
-                running=link.running,
-                queued_tokens=link.queued_tokens,
-                decoding=link.decoding,
-                free_pages=link.load.free_pages if link.load else None,
-                total_pages=link.load.total_pages if link.load else link.record.total_pages,
-                prefill_tokens_per_s=link.prefill_tokens_per_s,
-            )
-            for link in self._workers.links.values()
-        ]
-        usable = sum(link.usable for link in links)
-        mode = self._mirror.mode
-        self.metrics.workers.set(usable)
-        for known in IndexMode:
-            self.metrics.index_mode.labels(known.value).set(known is mode)
-        reason = self._why_not_ready(usable)
-        return RouterStatus(
-            ready=not reason,
-            reason=reason,
-            draining=self._gate.draining,
-            index=mode.value,
-            models=tuple(model.name for model in self._catalog.models),
-            usable_workers=usable,
-            workers=tuple(links),
-            in_flight=self._gate.inside,
-            prompt_tokens=self.metrics.total(self.metrics.prompt_tokens),
-            cached_tokens=self.metrics.total(self.metrics.cached_tokens),
-            predicted_tokens=self.metrics.total(self.metrics.predicted_tokens),
-            output_tokens=self.metrics.total(self.metrics.output_tokens),
-            remembered_answers=len(self._memory),
-            remembered_bytes=self._memory.used_bytes,
-        )
-
-    def _why_not_ready(self, usable: int) -> str:
-        if self._gate.draining:
-            return "The router is stopping."
-        if self._catalog.problems:
-            return self._catalog.problems[0]
-        if not usable:
-            index = "" if self._mirror.mode is IndexMode.OK else f"; index: {self._mirror.mode}"
-            return f"No worker is connected{index}."
-        if not self._catalog.models:
-            return "The tokenizer is being loaded."
-        return ""
+        return self._survey.status()
 
     async def _keep_looking(self) -> None:
         """Hold workers and models against the mirror, for ever."""

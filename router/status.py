@@ -1,42 +1,68 @@
-"""What a router says of itself, for `/status`, `/ready` and `pie status`."""
+"""What a router says of the cluster as it sees it.
+
+Covers the answer of `GET /status`, which `pie status` prints. Does not cover metrics
+(`pie.router.metrics`).
+"""
 
 from __future__ import annotations
 
 import msgspec
 
 
-class WorkerLinkStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker as this router sees it."""
+class PlaceStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A pool node."""
 
     place: str
-    model: str
     address: str
-    usable: bool
-    """Whether it is connected and takes requests."""
-    running: int
-    """Attempts of this router."""
-    queued_tokens: int
-    decoding: int
-    free_pages: int | None
-    total_pages: int | None
-    prefill_tokens_per_s: float
+    pages: dict[str, int]
+    """Page parts in each tier, as the index knows them."""
 
 
-class RouterStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A router as it is now; counts are since its start."""
+class WorkerStatus(PlaceStatus, frozen=True, kw_only=True):
+    """A worker, with the load that it last reported."""
 
-    ready: bool
-    reason: str
-    """Why it is not ready; empty where it is."""
-    draining: bool
+    state: str
+    """`ready`, or `unreachable` while the router has no connection."""
+    model: str = ""
+    running: int = 0
+    """Sequences in decode, as far as this router knows."""
+    waiting: int = 0
+    """Sequences that wait for prefill, as it last said."""
+    queued_tokens: int = 0
+    """Prompt tokens that wait for prefill."""
+    free_pages: int = 0
+    total_pages: int = 0
+    prefill_tokens_per_s: float = 0.0
+
+
+class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The cluster. Counts are since the router's start."""
+
+    model: str
+    """What clients call the model; empty while no worker is known."""
     index: str
-    models: tuple[str, ...]
-    usable_workers: int
-    workers: tuple[WorkerLinkStatus, ...]
-    in_flight: int
-    prompt_tokens: int
-    cached_tokens: int
-    predicted_tokens: int
-    output_tokens: int
-    remembered_answers: int
-    remembered_bytes: int
+    """`ok`, `degraded` or `resyncing`."""
+    workers: list[WorkerStatus]
+    pool: list[PlaceStatus]
+    ready: bool = False
+    reason: str = ""
+    """Why requests cannot be answered; empty where they can."""
+    models: list[str] = []
+    usable_workers: int = 0
+    in_flight: int = 0
+    """Sequences that this router carries."""
+    requests: int = 0
+    """Requests to generate, whatever became of them."""
+    prompt_tokens: int = 0
+    cached_tokens: dict[str, int] = {}
+    """Prompt tokens that were not computed, by where their pages came from."""
+    predicted_tokens: int = 0
+    """Prompt tokens that the index said were held."""
+    output_tokens: int = 0
+    remembered_answers: int = 0
+    remembered_bytes: int = 0
+
+    @property
+    def cached_tokens_total(self) -> int:
+        """Prompt tokens that were not computed."""
+        return sum(self.cached_tokens.values())

@@ -63,6 +63,15 @@ async def test_the_headers_say_who_answered(client: AsyncOpenAI) -> None:
     assert raw.headers["x-pie-worker"] == "w0"
     assert raw.headers["x-pie-request-id"]
     assert raw.headers["x-pie-cached-tokens"] == "0"
+    assert raw.headers["x-pie-cached-from"] == ""
+    messages: Any = [{"role": "user", "content": "hello to all of you " * 9}]
+    for _ in range(2):
+        raw = await client.chat.completions.with_raw_response.create(
+            model="mock", messages=messages
+        )
+    cached = raw.headers["x-pie-cached-tokens"]
+    assert int(cached) > 0
+    assert raw.headers["x-pie-cached-from"] == f"device={cached}"
 
 
 async def test_turns_two_and_three_hit_what_came_before(client: AsyncOpenAI) -> None:

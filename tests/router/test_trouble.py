@@ -341,3 +341,4 @@ async def test_metrics_and_status_tell_what_happened(
     assert status["models"] == ["mock"]
     assert status["workers"][0]["place"] == "w0"
     assert status["output_tokens"] > 0
+    assert status["requests"] == 2

@@ -1,0 +1,109 @@
+"""Puts together what a router knows of the cluster.
+
+Covers reading workers, models, index and counters into one status, and bringing gauges up to date.
+Does not cover the status' shape (`pie.router.status`).
+"""
+
+from __future__ import annotations
+
+from pie.index.contract import IndexMode
+from pie.index.mirror import Mirror
+from pie.page.events import PlaceId, PlaceKind
+from pie.router.gate import Gate
+from pie.router.memory import AnswerMemory
+from pie.router.metrics import RouterMetrics
+from pie.router.models import ModelCatalog
+from pie.router.status import ClusterStatus, PlaceStatus, WorkerStatus
+from pie.router.workers import WorkerSet
+
+_GENERATING = ("/v1/chat/completions", "/v1/completions")
+
+
+class Survey:
+    """Looks at the parts of one router."""
+
+    def __init__(
+        self,
+        *,
+        mirror: Mirror,
+        workers: WorkerSet,
+        catalog: ModelCatalog,
+        gate: Gate,
+        memory: AnswerMemory,
+        metrics: RouterMetrics,
+    ) -> None:
+        self._mirror = mirror
+        self._workers = workers
+        self._catalog = catalog
+        self._gate = gate
+        self._memory = memory
+        self._metrics = metrics
+
+    def status(self) -> ClusterStatus:
+        """Return what is known now, and bring the gauges up to date."""
+        metrics, mode = self._metrics, self._mirror.mode
+        links = list(self._workers.links.values())
+        usable = sum(link.usable for link in links)
+        metrics.workers.set(usable)
+        for known in IndexMode:
+            metrics.index_mode.labels(known.value).set(known is mode)
+        models = [model.name for model in self._catalog.models]
+        reason = self._why_not_ready(usable)
+        return ClusterStatus(
+            model=models[0] if models else "",
+            index=mode.value,
+            workers=[
+                WorkerStatus(
+                    place=link.record.place,
+                    address=link.record.address,
+                    pages=self._pages(link.record.place),
+                    state="ready" if link.usable else "unreachable",
+                    model=link.record.model_name,
+                    running=link.decoding,
+                    waiting=link.load.waiting if link.load else 0,
+                    queued_tokens=link.queued_tokens,
+                    free_pages=link.load.free_pages if link.load else link.record.total_pages,
+                    total_pages=link.load.total_pages if link.load else link.record.total_pages,
+                    prefill_tokens_per_s=link.prefill_tokens_per_s,
+                )
+                for link in links
+            ],
+            pool=[
+                PlaceStatus(place=place, address=record.address, pages=self._pages(place))
+                for place, record in self._mirror.places().items()
+                if record.kind is PlaceKind.POOL
+            ],
+            ready=not reason,
+            reason=reason,
+            models=models,
+            usable_workers=usable,
+            in_flight=self._gate.inside,
+            requests=sum(
+                count
+                for (path, _), count in metrics.by_labels(metrics.requests).items()
+                if path in _GENERATING
+            ),
+            prompt_tokens=metrics.total(metrics.prompt_tokens),
+            cached_tokens={
+                tier: count for (tier,), count in metrics.by_labels(metrics.cached_tokens).items()
+            },
+            predicted_tokens=metrics.total(metrics.predicted_tokens),
+            output_tokens=metrics.total(metrics.output_tokens),
+            remembered_answers=len(self._memory),
+            remembered_bytes=self._memory.used_bytes,
+        )
+
+    def _why_not_ready(self, usable: int) -> str:
+        if self._gate.draining:
+            return "The router is stopping."
+        if self._catalog.problems and not self._catalog.models:
+            return self._catalog.problems[0]
+        if not usable:
+            index = "" if self._mirror.mode is IndexMode.OK else f"; index: {self._mirror.mode}"
+            return f"No worker is connected{index}."
+        if not self._catalog.models:
+            return "The tokenizer is being loaded."
+        return ""
+
+    def _pages(self, place: PlaceId) -> dict[str, int]:
+        return {tier.name.lower(): count for tier, count in self._mirror.pages(place).items()}
