@@ -23,13 +23,13 @@ import torch
 from pie.wire.messages import Sampling
 from pie.worker.draws import uniform
 
-_NUCLEUS = 512
-"""Tokens sorted at first for top-p; a flatter distribution is sorted whole. A whole sort of 49,152
-tokens takes 3 ms a row."""
-
+_NUCLEI = (512, 8192)
+"""Likeliest tokens looked at for top-p before all: of 49,152 they take 0.1, 0.6 and 3 ms a row."""
 
 _GREEDY_BELOW = 1e-5
 """Temperatures up to this one are greedy: float32 could not tell them from it."""
+
+_BLOCK = 256
 
 
 @dataclass(slots=True)
@@ -102,29 +102,36 @@ def _draw_random(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int]
     device = logits.device
     samplings = [row.sampling for row in rows]
     temperature = torch.tensor([s.temperature for s in samplings], device=device)
-    # Shifted first: a tiny temperature must not turn the largest logit into infinity.
-    scaled = (logits - logits.amax(dim=-1, keepdim=True)) / temperature[:, None]
-    _keep_top_k(scaled, samplings)
-    probabilities = scaled.softmax(dim=-1)
-    _keep_top_p(probabilities, samplings)
-    _keep_min_p(probabilities, samplings)
-    cumulative = probabilities.double().cumsum(dim=-1)
-    draws = torch.tensor(
-        [uniform(row.seed, row.position) for row in rows], dtype=torch.float64, device=device
-    )
-    # The draw is below 1, so a token is passed; rounding could still reach the total.
-    threshold = draws * cumulative[:, -1]
-    index = torch.searchsorted(cumulative, threshold[:, None], right=True)[:, 0]
-    tokens: list[int] = index.tolist()
-    last = _last_kept(probabilities)
-    return [min(token, end) for token, end in zip(tokens, last, strict=True)]
+    # Shifted first: a tiny temperature must not turn the largest logit into infinity. So the
+    # likeliest token's weight is 1.
+    weights = (logits - logits.amax(dim=-1, keepdim=True)).div_(temperature[:, None])
+    _keep_top_k(weights, samplings)
+    weights.exp_()
+    _keep_top_p(weights, samplings)
+    _keep_min_p(weights, samplings)
+    draws = [uniform(row.seed, row.position) for row in rows]
+    return _pick(weights, torch.tensor(draws, dtype=torch.float64, device=device))
 
 
-def _last_kept(probabilities: torch.Tensor) -> list[int]:
-    """Return the largest id of each row that can be drawn."""
-    flipped = (probabilities > 0).flip(-1).to(torch.uint8)
-    last: list[int] = (probabilities.shape[-1] - 1 - flipped.argmax(dim=-1)).tolist()
-    return last
+def _pick(weights: torch.Tensor, draws: torch.Tensor) -> list[int]:
+    """Return for each row the first token at which the cumulative share passes its draw.
+
+    Sums blocks first and then goes through one: a cumulative sum of whole rows takes 0.3 ms each.
+    """
+    rows, vocab = weights.shape
+    blocks = torch.nn.functional.pad(weights, (0, -vocab % _BLOCK)).view(rows, -1, _BLOCK)
+    ends = blocks.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
+    # A draw is below 1, so some token passes it; rounding could still reach the total.
+    total = ends[:, -1]
+    passed = (draws * total).minimum(total.nextafter(torch.zeros_like(total)))[:, None]
+    block = torch.searchsorted(ends, passed, right=True)
+    before = torch.where(block > 0, ends.gather(1, (block - 1).clamp(min=0)), 0.0)
+    inside = blocks.gather(1, block[:, :, None].expand(-1, -1, _BLOCK))[:, 0]
+    at = torch.searchsorted(before + inside.cumsum(dim=-1, dtype=torch.float64), passed, right=True)
+    numbers = torch.arange(_BLOCK, device=weights.device)
+    last = torch.where(inside > 0, numbers, 0).amax(dim=-1, keepdim=True)
+    tokens: list[int] = (block * _BLOCK + at.minimum(last))[:, 0].tolist()
+    return tokens
 
 
 def _keep_top_k(scaled: torch.Tensor, samplings: Sequence[Sampling]) -> None:
@@ -137,26 +144,26 @@ def _keep_top_k(scaled: torch.Tensor, samplings: Sequence[Sampling]) -> None:
             row.masked_fill_(row < least, -torch.inf)
 
 
-def _keep_top_p(probabilities: torch.Tensor, samplings: Sequence[Sampling]) -> None:
+def _keep_top_p(weights: torch.Tensor, samplings: Sequence[Sampling]) -> None:
     """Zero all but the fewest likeliest tokens of each row that hold `top_p`, in place."""
-    vocab = probabilities.shape[-1]
+    vocab = weights.shape[-1]
     for index, sampling in enumerate(samplings):
         if sampling.top_p >= 1:
             continue
-        row = probabilities[index]
-        for size in (min(_NUCLEUS, vocab), vocab):
+        row = weights[index]
+        enough = sampling.top_p * row.sum(dtype=torch.float64)
+        for size in (*(size for size in _NUCLEI if size < vocab), vocab):
             likeliest = row.topk(size).values
-            mass = likeliest.double().cumsum(dim=-1)
-            if size == vocab or mass[-1] >= sampling.top_p:
-                kept = min(int((mass < sampling.top_p).sum()), size - 1)
+            mass = likeliest.cumsum(dim=-1, dtype=torch.float64)
+            if size == vocab or mass[-1] >= enough:
+                kept = min(int((mass < enough).sum()), size - 1)
                 row.masked_fill_(row < likeliest[kept], 0)
                 break
 
 
-def _keep_min_p(probabilities: torch.Tensor, samplings: Sequence[Sampling]) -> None:
+def _keep_min_p(weights: torch.Tensor, samplings: Sequence[Sampling]) -> None:
     """Zero what is less likely than `min_p` of the likeliest token of each row, in place."""
     if all(sampling.min_p <= 0 for sampling in samplings):
         return
-    min_p = torch.tensor([s.min_p for s in samplings], device=probabilities.device)
-    least = probabilities.amax(dim=-1, keepdim=True) * min_p[:, None]
-    probabilities.masked_fill_(probabilities < least, 0)
+    min_p = torch.tensor([s.min_p for s in samplings], device=weights.device)
+    weights.masked_fill_(weights < min_p[:, None], 0)
