@@ -40,9 +40,11 @@ class LruRetention:
         self._leaves: list[tuple[int, _Page]] = []
         """Heap by tick. Has an entry for every leaf, and stale ones, told by their tick."""
         self._tick = 0
+        self._version = 0
 
     def stored(self, page: PageView, now_s: float) -> None:  # noqa: ARG002
         """Learn that `page` is held from now on; one that is held already was just used."""
+        self._version += 1
         at = (page.key, page.part)
         if at in self._held:
             self._touch(at)
@@ -56,11 +58,13 @@ class LruRetention:
 
     def hit(self, key: PageKey, part: Part, now_s: float) -> None:  # noqa: ARG002
         """Learn that a held page was used; others are ignored."""
+        self._version += 1
         if (key, part) in self._held:
             self._touch((key, part))
 
     def removed(self, key: PageKey, part: Part) -> None:
         """Learn that a page is no longer held; others are ignored."""
+        self._version += 1
         held = self._held.pop((key, part), None)
         if held is None:
             return
@@ -75,33 +79,38 @@ class LruRetention:
         self._compact()
 
     def victims(self, bytes_needed: int, now_s: float) -> Iterator[_Page]:  # noqa: ARG002
-        """Propose every held page, best victim first, as if each proposed one had left."""
+        """Propose every held page, best victim first, as if each proposed one had left.
+
+        The proposals end where an event comes in before they are read.
+        """
+        while self._leaves and not self._is_leaf(self._leaves[0]):
+            heapq.heappop(self._leaves)
+        version = self._version
+        leaves = self._leaves
+        # The smallest entries of a heap, without changing it: an entry comes after its ancestors.
+        ahead = [(leaves[0], 0)] if leaves else []
         orphaned: list[tuple[int, _Page]] = []
         children_gone: dict[_Page, int] = {}
-        taken: list[tuple[int, _Page]] = []
-        try:
-            while self._leaves or orphaned:
-                if not orphaned or (self._leaves and self._leaves[0] < orphaned[0]):
-                    entry = heapq.heappop(self._leaves)
-                    if not self._is_leaf(entry):
-                        continue
-                    if taken and taken[-1] == entry:
-                        continue
-                    taken.append(entry)
-                else:
-                    entry = heapq.heappop(orphaned)
-                page = entry[1]
-                held = self._held.get(page)
-                if held is None:
+        before: tuple[int, _Page] | None = None
+        while ahead or orphaned:
+            if ahead and (not orphaned or ahead[0][0] < orphaned[0]):
+                entry, at = heapq.heappop(ahead)
+                for below in (2 * at + 1, 2 * at + 2):
+                    if below < len(leaves):
+                        heapq.heappush(ahead, (leaves[below], below))
+                if entry == before or not self._is_leaf(entry):
                     continue
-                yield page
-                gone = children_gone[held.parent] = children_gone.get(held.parent, 0) + 1
-                parent = self._held.get(held.parent)
-                if parent is not None and gone == self._children.get(held.parent):
-                    heapq.heappush(orphaned, (parent.used, held.parent))
-        finally:
-            for entry in taken:
-                self._push(*entry)
+                before = entry
+            else:
+                entry = heapq.heappop(orphaned)
+            page = entry[1]
+            yield page
+            if self._version != version:
+                return
+            parent = self._held[page].parent
+            gone = children_gone[parent] = children_gone.get(parent, 0) + 1
+            if parent in self._held and gone == self._children[parent]:
+                heapq.heappush(orphaned, (self._held[parent].used, parent))
 
     def check(self) -> None:
         """Assert that the policy agrees with itself; slow, for tests."""

@@ -10,8 +10,8 @@ sequences that it decodes meanwhile.
 
 from __future__ import annotations
 
+import hashlib
 import math
-import zlib
 from collections.abc import Sequence
 
 from pie.page.events import PlaceId
@@ -62,7 +62,7 @@ class CostRouting:
                 pair[1].queued_tokens,
                 pair[1].running,
                 # Equals share requests evenly, and any router decides alike.
-                zlib.crc32(f"{request.request_id}/{pair[1].place}".encode()),
+                _lot(request.request_id, pair[1].place),
                 pair[1].place,
             ),
         )
@@ -105,3 +105,9 @@ def _rate(tokens_per_s: float) -> float:
     if not tokens_per_s >= _SLOWEST_TOKENS_PER_S:  # also a NaN
         return _SLOWEST_TOKENS_PER_S
     return tokens_per_s
+
+
+def _lot(request_id: str, place: PlaceId) -> bytes:
+    """Return a place's lot in the draw among equals."""
+    text = f"{request_id}/{place}".encode(errors="surrogatepass")
+    return hashlib.blake2b(text, digest_size=8).digest()
