@@ -1,8 +1,8 @@
 """What the page index is: places publish what they hold, readers ask who holds a prefix.
 
 Covers the records and both halves of the contract. `pie.index.conformance` is the suite that
-every implementation passes. Does not cover Redis (`pie.index.redis`) or the mirror
-(`pie.index.mirror`).
+every implementation passes. Does not cover Redis (`pie.index.publisher`, `pie.index.feed`) or the
+mirror (`pie.index.mirror`).
 """
 
 from __future__ import annotations
