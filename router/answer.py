@@ -17,9 +17,9 @@ from pie.router.dispatch import Dispatcher
 from pie.router.errors import ApiError
 from pie.router.exchange import ClientGoneError, Exchange
 from pie.router.generation import Generation, Order
-from pie.router.link import loaded_tokens
 from pie.router.mailbox import Mailbox
 from pie.router.metrics import RouterMetrics
+from pie.router.rates import loaded_tokens
 
 log = logging.getLogger("pie.router.answer")
 

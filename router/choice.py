@@ -21,6 +21,7 @@ from pie.policies.routing import Choice, RequestView, RoutingPolicy, WorkerView
 from pie.policies.routing_cost import CostRouting
 from pie.router.link import WorkerLink
 from pie.router.metrics import RouterMetrics
+from pie.router.rates import FleetRates
 
 log = logging.getLogger("pie.router.choice")
 
@@ -82,6 +83,7 @@ class Chooser:
         keys_by_root: dict[tuple[bytes, int], list[PageKey]] = {}
         runs_by_root: dict[tuple[bytes, int], _Runs] = {}
         views: dict[PlaceId, tuple[WorkerView, WorkerLink]] = {}
+        rates = FleetRates(link.rates for link in links)
         for link in links:
             record = link.record
             assert record.model_root is not None
@@ -92,7 +94,7 @@ class Chooser:
                 )
                 runs_by_root[root] = _Runs(self._index, keys_by_root[root])
             held = runs_by_root[root].held(link)
-            views[record.place] = (view(link, held, len(tokens)), link)
+            views[record.place] = (view(link, held, len(tokens), rates), link)
         page_tokens = links[0].record.page_tokens
         choice = self._decide(
             RequestView(request_id, len(tokens), page_tokens, session),
@@ -172,7 +174,7 @@ class _Runs:
             runs = index.matches(self.keys[at:])
 
 
-def view(link: WorkerLink, held: Held, prompt_tokens: int) -> WorkerView:
+def view(link: WorkerLink, held: Held, prompt_tokens: int, rates: FleetRates) -> WorkerView:
     """Return what a policy is shown of a worker."""
     page_tokens = link.record.page_tokens
     return WorkerView(
@@ -181,8 +183,10 @@ def view(link: WorkerLink, held: Held, prompt_tokens: int) -> WorkerView:
         loads={tier: pages * page_tokens for tier, pages in held.load_pages.items()},
         queued_tokens=link.queued_tokens,
         running=link.decoding,
-        prefill_tokens_per_s=link.prefill_tokens_per_s,
-        load_tokens_per_s={tier: link.load_tokens_per_s(tier) for tier in held.load_pages},
+        prefill_tokens_per_s=rates.prefill_tokens_per_s(link.rates),
+        load_tokens_per_s={
+            tier: rates.load_tokens_per_s(link.rates, tier) for tier in held.load_pages
+        },
         decode_step_ms=link.decode_step_ms,
     )
 

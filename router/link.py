@@ -12,20 +12,19 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from pie.index.contract import PlaceRecord
 from pie.page.key import PageKey
+from pie.router.rates import Rates
 from pie.wire import Buffer, WireClient, WireError, WireSettings, WireTimeout
 from pie.wire.messages import (
-    CachedTokens,
     Cancel,
     Generate,
     Load,
     Message,
     Refused,
-    Started,
     StepTokens,
     TokenDelta,
 )
@@ -35,16 +34,7 @@ log = logging.getLogger("pie.router.link")
 _RECONNECT_S = 0.5
 _LOAD_FRESH_S = 3.0
 """A load report says nothing of other routers' requests after so long without a newer one."""
-_SMOOTHING = 0.3
-"""Weight of the newest measurement of a rate."""
-_LEAST_TOKENS = 32
-_LEAST_MS = 2.0
-"""Less than this says nothing about a rate."""
-_LOAD_TOKENS_PER_S = 20_000.0
-"""What loading counts as until it has been measured: a page of SmolLM2-135M is 360 KiB, and the
-wire brings more than 1 GB/s."""
 _DECODE_STEP_MS = 50.0
-_PREFILL_TOKENS_PER_S = 1000.0
 
 
 class AttemptSink(Protocol):
@@ -71,27 +61,6 @@ class Running:
     """Prompt tokens that the worker was expected to compute."""
     prompt_tokens: int
     started: bool = False
-
-
-@dataclass(slots=True)
-class Rates:
-    """How fast a worker is, learned from its answers."""
-
-    prefill_tokens_per_s: float = 0.0
-    load_tokens_per_s: dict[str, float] = field(default_factory=dict)
-
-    def learn(self, prompt_tokens: int, started: Started) -> None:
-        """Take in how a request began."""
-        computed = prompt_tokens - started.cached.total
-        if computed >= _LEAST_TOKENS and started.prefill_ms >= _LEAST_MS:
-            rate = computed / started.prefill_ms * 1e3
-            self.prefill_tokens_per_s = _smooth(self.prefill_tokens_per_s, rate)
-        loaded = loaded_tokens(started.cached)
-        if len(loaded) == 1 and started.load_ms > 0:
-            [(tier, tokens)] = loaded.items()
-            if tokens >= _LEAST_TOKENS:
-                rate = tokens / started.load_ms * 1e3
-                self.load_tokens_per_s[tier] = _smooth(self.load_tokens_per_s.get(tier, 0), rate)
 
 
 class WorkerLink:
@@ -152,22 +121,9 @@ class WorkerLink:
         return max(self._decoding, reported)
 
     @property
-    def prefill_tokens_per_s(self) -> float:
-        """Learned, else reported, else a guess."""
-        if self.rates.prefill_tokens_per_s > 0:
-            return self.rates.prefill_tokens_per_s
-        if self.load is not None and self.load.prefill_tokens_per_s > 0:
-            return self.load.prefill_tokens_per_s
-        return _PREFILL_TOKENS_PER_S
-
-    @property
     def decode_step_ms(self) -> float:
         """Reported, else a guess."""
         return self.load.step_ms if self.load and self.load.step_ms > 0 else _DECODE_STEP_MS
-
-    def load_tokens_per_s(self, tier: str) -> float:
-        """Learned, else a guess."""
-        return self.rates.load_tokens_per_s.get(tier, _LOAD_TOKENS_PER_S)
 
     def start(self) -> None:
         """Begin to connect; `usable` says when that is done."""
@@ -295,14 +251,3 @@ class WorkerLink:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def loaded_tokens(cached: CachedTokens) -> dict[str, int]:
-    """Return the tokens that came from each tier below the device's."""
-    tiers = {"host": cached.host, "disk": cached.disk, "pool": cached.pool}
-    return {tier: tokens for tier, tokens in tiers.items() if tokens}
-
-
-def _smooth(old: float, new: float) -> float:
-    """Return the moving average; the first measurement is taken as it is."""
-    return new if old <= 0 else old + _SMOOTHING * (new - old)

@@ -13,6 +13,7 @@ from pie.router.gate import Gate
 from pie.router.memory import AnswerMemory
 from pie.router.metrics import RouterMetrics
 from pie.router.models import ModelCatalog
+from pie.router.rates import FleetRates
 from pie.router.status import ClusterStatus, PlaceStatus, WorkerStatus
 from pie.router.workers import WorkerSet
 
@@ -43,6 +44,7 @@ class Survey:
         """Return what is known now, and bring the gauges up to date."""
         metrics, mode = self._metrics, self._mirror.mode
         links = list(self._workers.links.values())
+        rates = FleetRates(link.rates for link in links)
         usable = sum(link.usable for link in links)
         metrics.workers.set(usable)
         for known in IndexMode:
@@ -64,7 +66,7 @@ class Survey:
                     queued_tokens=link.queued_tokens,
                     free_pages=link.load.free_pages if link.load else link.record.total_pages,
                     total_pages=link.load.total_pages if link.load else link.record.total_pages,
-                    prefill_tokens_per_s=link.prefill_tokens_per_s,
+                    prefill_tokens_per_s=rates.prefill_tokens_per_s(link.rates),
                 )
                 for link in links
             ],
