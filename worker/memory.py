@@ -6,15 +6,15 @@ cover how pages are budgeted (`pie.worker.arena`).
 
 from __future__ import annotations
 
-import json
-import struct
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 import torch
+from safetensors import SafetensorError, safe_open
 
-from pie.worker.errors import NotEnoughMemory
+from pie.worker.errors import ModelNotFound, NotEnoughMemory
 
 _HEADROOM_BYTES = 256 << 20
 """Interpreter, libraries and activations."""
@@ -48,20 +48,18 @@ def check_memory(
 
 
 def weight_elements(file: Path) -> int:
-    """Return how many numbers a weight file holds; of a pickled one, a guess from its size."""
-    if file.suffix != ".safetensors":
-        return file.stat().st_size // 2
-    with file.open("rb") as source:
-        (size,) = struct.unpack("<Q", source.read(8))
-        header = json.loads(source.read(size))
-    total = 0
-    for tensor, entry in header.items():
-        if tensor != "__metadata__":
-            elements = 1
-            for extent in entry["shape"]:
-                elements *= extent
-            total += elements
-    return total
+    """Return how many numbers a weight file holds; of a pickled one, a guess from its size.
+
+    Raises:
+        ModelNotFound: It is not a weight file.
+    """
+    try:
+        if file.suffix != ".safetensors":
+            return file.stat().st_size // 2
+        with safe_open(file, framework="pt") as weights:
+            return sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise ModelNotFound(f"cannot read the weights in {file}: {error}") from error
 
 
 def free_bytes(device: torch.device) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -27,7 +28,7 @@ from pie.page.layout import PageLayout
 from pie.worker.arena import TORCH_DTYPES
 from pie.worker.attention import hook
 from pie.worker.attention.protocol import AttentionSpec
-from pie.worker.errors import ModelNotFound, UnsupportedModel
+from pie.worker.errors import ModelNotFound, NotEnoughMemory, UnsupportedModel
 from pie.worker.fingerprint import model_fingerprint
 from pie.worker.memory import check_memory
 from pie.worker.packing import pack_weights
@@ -162,7 +163,8 @@ def describe(
 def _read_config(folder: Path) -> PretrainedConfig:
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
+    # What a foreign configuration makes transformers raise has no end.
+    except Exception as error:
         raise UnsupportedModel(
             f"transformers does not know the model in {folder}: {error}"
         ) from error
@@ -176,9 +178,11 @@ def _load(found: ModelFolder, dtype: torch.dtype, device: torch.device) -> PreTr
         module: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             found.path, dtype=dtype, attn_implementation=hook.NAME, local_files_only=True
         )
-    except (OSError, KeyError, RuntimeError) as error:
+    except MemoryError as error:
+        raise NotEnoughMemory(f"{found.name} does not fit into memory") from error
+    except (OSError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelNotFound(f"cannot load the weights in {found.path}: {error}") from error
-    except (ValueError, NotImplementedError, ImportError) as error:
+    except Exception as error:
         raise UnsupportedModel(
             f"transformers cannot run the model in {found.path}: {error}"
         ) from error

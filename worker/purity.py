@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from transformers import PretrainedConfig
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PretrainedConfig
 
 from pie.worker.errors import UnsupportedModel
+
+_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 
 def check_config(config: PretrainedConfig) -> None:
@@ -23,17 +25,23 @@ def check_config(config: PretrainedConfig) -> None:
     if config.is_encoder_decoder:
         raise UnsupportedModel(f"{config.model_type} is an encoder-decoder, Pie serves decoders")
     text = config.get_text_config()
+    others = set(getattr(text, "layer_types", None) or ()) - _LAYER_TYPES
+    if others:
+        raise UnsupportedModel(
+            f"{config.model_type} has layers of kind {', '.join(sorted(others))}, "
+            "which Pie does not serve yet"
+        )
+    model: object = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if model is None:
+        raise UnsupportedModel(f"{config.model_type} is not a causal language model")
+    if not getattr(model, "_supports_attention_backend", False):
+        raise UnsupportedModel(
+            f"{config.model_type} does not support transformers' attention interface"
+        )
     if getattr(text, "is_causal", True) is False:
         raise UnsupportedModel(f"{config.model_type} attends to tokens that come later")
     if getattr(text, "add_cross_attention", False):
         raise UnsupportedModel(f"{config.model_type} has cross-attention")
-    kinds = set(getattr(text, "layer_types", None) or ())
-    recurrent = kinds - {"full_attention", "sliding_attention"}
-    if recurrent:
-        raise UnsupportedModel(
-            f"{config.model_type} has layers of kind {', '.join(sorted(recurrent))}, "
-            "which Pie does not serve yet"
-        )
 
 
 def context_limit(config: PretrainedConfig) -> int:

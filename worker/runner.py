@@ -59,7 +59,7 @@ class Runner:
         Raises:
             BatchError: The batch breaks its contract; nothing was written.
         """
-        check(batch.passes, self.arena, self.model.context_tokens)
+        check(batch.passes, self.model, self.arena)
         with torch.inference_mode():
             step = Step(batch, self.arena, self.model.specs, self.backends)
             cache = PageCache(len(self.model.specs), step.store, windows=self._windows)
@@ -78,7 +78,7 @@ class Runner:
             return StepOutput(logits=logits.float(), rows=step.rows, scores=step.scores)
 
 
-def check(passes: Sequence[Pass], arena: Arena, context_tokens: int) -> None:
+def check(passes: Sequence[Pass], model: Model, arena: Arena) -> None:
     """Refuse a batch that would read or write what it must not.
 
     Raises:
@@ -93,18 +93,33 @@ def check(passes: Sequence[Pass], arena: Arena, context_tokens: int) -> None:
         pages = -(-one.end // page_tokens)
         if not len(one.token_ids) or one.start < 0:
             raise BatchError(f"{name} has no tokens or starts before 0")
-        if one.end > context_tokens:
-            raise BatchError(f"{name} ends at {one.end}, past the context of {context_tokens}")
+        if one.end > model.context_tokens:
+            raise BatchError(
+                f"{name} ends at {one.end}, past the context of {model.context_tokens}"
+            )
+        if min(one.token_ids) < 0 or max(one.token_ids) >= model.vocab_size:
+            raise BatchError(f"{name} has a token that the model does not know")
         if len(one.page_ids) < pages:
             raise BatchError(f"{name} needs {pages} pages and has {len(one.page_ids)}")
         used = one.page_ids[:pages]
         if min(used) < 0 or max(used) >= arena.num_pages:
             raise BatchError(f"{name} names a page outside of the arena")
-        if one.positions is not None and len(one.positions) != len(one.token_ids):
-            raise BatchError(f"{name} has another number of positions than tokens")
-        if one.mask is not None and one.mask.shape != (len(one.token_ids), one.end):
-            raise BatchError(f"{name} has a mask of shape {tuple(one.mask.shape)}")
+        _check_extras(one, name, model.context_tokens)
         if one.write:
             for page in used[one.start // page_tokens :]:
                 if written.setdefault(page, one.sequence_id) != one.sequence_id:
                     raise BatchError(f"{name} writes page {page}, which another pass writes")
+
+
+def _check_extras(one: Pass, name: str, context_tokens: int) -> None:
+    if one.positions is not None:
+        if len(one.positions) != len(one.token_ids):
+            raise BatchError(f"{name} has another number of positions than tokens")
+        if min(one.positions) < 0 or max(one.positions) >= context_tokens:
+            raise BatchError(f"{name} has a position outside of the context")
+    if one.mask is not None:
+        shape = (len(one.token_ids), one.end)
+        if one.mask.shape != shape or one.mask.dtype is not torch.bool:
+            raise BatchError(
+                f"{name} has a mask of {tuple(one.mask.shape)} {one.mask.dtype}, not {shape} bool"
+            )

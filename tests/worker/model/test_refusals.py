@@ -1,0 +1,219 @@
+"""What Pie would compute wrongly is refused with the reason; the rest is served as far as it goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from pie.worker import memory
+from pie.worker.errors import ModelNotFound, NotEnoughMemory, UnsupportedModel
+from pie.worker.model import describe, load_model
+from pie.worker.purity import check_config, context_limit
+from pie.worker.selfcheck import verify
+from pie.worker.settings import ModelSettings
+from pie.worker.sources import ModelFolder
+from tests.support.models import CONFIGS, save_tiny, tiny_model
+
+SMALL = {
+    "vocab_size": 211,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 2,
+    "intermediate_size": 96,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
+
+def described(config):
+    module = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    return describe(module, found=ModelFolder(Path("/x"), "m", ()), fingerprint=b"", page_tokens=8)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "said"),
+    [
+        ("T5Config", {"d_model": 64, "num_layers": 1}, "encoder-decoder"),
+        ("BloomConfig", {"hidden_size": 64, "n_head": 4}, "attention interface"),
+        ("Mamba2Config", {"hidden_size": 64, "num_heads": 8, "head_dim": 16}, "linear_attention"),
+        ("ViTConfig", {}, "not a causal language model"),
+        ("Llama4TextConfig", {**SMALL, "attention_chunk_size": 16}, "chunked_attention"),
+    ],
+)
+def test_a_configuration_is_refused_with_the_reason(kind, settings, said):
+    with pytest.raises(UnsupportedModel, match=said):
+        check_config(getattr(transformers, kind)(**settings))
+
+
+def test_attention_to_later_tokens_is_refused():
+    config = transformers.BertConfig(
+        vocab_size=211,
+        hidden_size=64,
+        num_attention_heads=4,
+        num_hidden_layers=1,
+        intermediate_size=64,
+    )
+    with pytest.raises(UnsupportedModel, match="causal"):
+        described(config)
+
+
+def test_attention_sinks_are_refused():
+    config = transformers.GptOssConfig(
+        **SMALL, head_dim=16, num_local_experts=2, sliding_window=16, rope_parameters=None
+    )
+    with pytest.raises(UnsupportedModel, match="s_aux"):
+        described(config)
+
+
+def test_a_compressed_cache_is_refused():
+    config = transformers.DeepseekV3Config(
+        **SMALL,
+        n_routed_experts=2,
+        n_group=1,
+        topk_group=1,
+        num_experts_per_tok=1,
+        kv_lora_rank=16,
+        q_lora_rank=16,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=8,
+        v_head_dim=16,
+        first_k_dense_replace=1,
+        moe_intermediate_size=32,
+    )
+    with pytest.raises(UnsupportedModel, match="compress"):
+        described(config)
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_what_is_served_passes_its_own_check(kind):
+    verify(tiny_model(kind))
+
+
+def test_a_model_that_computes_otherwise_over_pages_is_refused(monkeypatch):
+    """Stands for an architecture that uses its cache in a way that no probe shows."""
+    model = tiny_model("llama")
+    forward = type(model.module.model.rotary_emb).forward
+
+    def shifted(self, x, position_ids):
+        return forward(self, x, position_ids % 8)
+
+    monkeypatch.setattr(type(model.module.model.rotary_emb), "forward", forward)
+    real = model.module.forward
+
+    def odd(*args, cache=None, position_ids=None, **kwargs):
+        if cache is not None:
+            position_ids = position_ids % 8
+        return real(*args, cache=cache, position_ids=position_ids, **kwargs)
+
+    monkeypatch.setattr(model.module, "forward", odd)
+    with pytest.raises(UnsupportedModel, match="otherwise than transformers"):
+        verify(model)
+
+
+@pytest.mark.parametrize(
+    ("rope", "limit"),
+    [
+        ({"rope_type": "default", "rope_theta": 1e4}, 512),
+        ({"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}, 512),
+        (
+            {
+                "rope_type": "llama3",
+                "factor": 4.0,
+                "rope_theta": 1e4,
+                "original_max_position_embeddings": 128,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+            },
+            512,
+        ),
+        (
+            {
+                "rope_type": "longrope",
+                "factor": 8.0,
+                "rope_theta": 1e4,
+                "original_max_position_embeddings": 64,
+                "short_factor": [1.0] * 8,
+                "long_factor": [2.0] * 8,
+            },
+            64,
+        ),
+    ],
+)
+def test_positions_that_depend_on_the_length_end_the_context(rope, limit):
+    assert context_limit(LlamaConfig(**SMALL, rope_parameters=rope)) == limit
+
+
+def test_settings_may_shorten_a_context_and_not_lengthen_it(tmp_path):
+    folder = save_tiny("llama", tmp_path / "tiny")
+
+    def load(tokens):
+        return load_model(
+            ModelSettings(
+                source=str(folder),
+                context_tokens=tokens,
+                dtype="float32",
+                cache_folder=tmp_path / "cache",
+                attention="torch",
+            )
+        )
+
+    assert load(100).context_tokens == 100
+    assert load(10_000).context_tokens == 512
+    assert load(None).context_tokens == 512
+
+
+def test_a_loaded_folder_is_the_model_that_was_saved(tmp_path):
+    folder = save_tiny("llama", tmp_path / "tiny", seed=4)
+    model = load_model(
+        ModelSettings(
+            source=str(folder),
+            name="mine",
+            dtype="float32",
+            cache_folder=tmp_path / "cache",
+            attention="torch",
+        )
+    )
+    same = tiny_model("llama", seed=4)
+    assert model.name == "mine"
+    assert model.layout == same.layout
+    assert model.eos_token_ids == {2}
+    for mine, theirs in zip(model.module.parameters(), same.module.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_too_little_memory_is_one_clear_sentence(tmp_path, monkeypatch):
+    folder = save_tiny("llama", tmp_path / "tiny")
+    monkeypatch.setattr(memory, "free_bytes", lambda _device: 300 << 20)
+    with pytest.raises(NotEnoughMemory, match="device_kv_budget"):
+        load_model(ModelSettings(source=str(folder), cache_folder=tmp_path / "cache"))
+
+
+def test_broken_weights_are_one_clear_sentence(tmp_path):
+    folder = save_tiny("llama", tmp_path / "tiny")
+    weights = folder / "model.safetensors"
+    for content in (weights.read_bytes()[:1000], b"", b"\xff" * 64):
+        weights.write_bytes(content)
+        with pytest.raises(ModelNotFound, match="weights"):
+            load_model(ModelSettings(source=str(folder), cache_folder=tmp_path / "cache"))
+
+
+def test_an_unknown_architecture_is_one_clear_sentence(tmp_path):
+    folder = save_tiny("llama", tmp_path / "tiny")
+    for text in ('{"model_type": "no-such-thing"}', "{", "[]"):
+        (folder / "config.json").write_text(text)
+        with pytest.raises(UnsupportedModel, match="transformers does not know"):
+            load_model(ModelSettings(source=str(folder), cache_folder=tmp_path / "cache"))
+
+
+def test_an_unknown_backend_names_those_there_are(tmp_path):
+    folder = save_tiny("llama", tmp_path / "tiny")
+    settings = ModelSettings(source=str(folder), cache_folder=tmp_path / "cache", attention="fancy")
+    with pytest.raises(UnsupportedModel, match="auto, native, torch"):
+        load_model(settings)
