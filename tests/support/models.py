@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from transformers import (
@@ -98,7 +98,7 @@ def _gpt2() -> PreTrainedConfig:
     )
 
 
-def _common() -> dict[str, object]:
+def _common() -> dict[str, Any]:
     return {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 64,
@@ -127,7 +127,9 @@ def tiny_module(kind: str, *, seed: int = 0, dtype: torch.dtype = torch.float32)
     """Return a random transformers model with its own attention: the same one for a seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        module = Auto.from_config(CONFIGS[kind](), dtype=dtype, attn_implementation="eager")
+        module = Auto.from_config(  # type: ignore[no-untyped-call]
+            CONFIGS[kind](), dtype=dtype, attn_implementation="eager"
+        )
     return cast(PreTrainedModel, module.eval())
 
 

@@ -1,11 +1,15 @@
 """Models are tested with one thread each: two test processes share two cores."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+
 import pytest
 import torch
 
 
 @pytest.fixture(scope="session", autouse=True)
-def one_thread():
+def one_thread() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

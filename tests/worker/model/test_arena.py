@@ -30,8 +30,8 @@ LAYOUTS = {
 }
 
 
-@pytest.fixture(params=LAYOUTS.values(), ids=LAYOUTS.keys())
-def filled(request):
+@pytest.fixture(params=list(LAYOUTS.values()), ids=list(LAYOUTS))
+def filled(request: pytest.FixtureRequest) -> Arena:
     arena = Arena(request.param, 5)
     for tensors in (arena.keys, arena.values):
         for tensor in tensors:
@@ -39,7 +39,7 @@ def filled(request):
     return arena
 
 
-def test_a_payload_is_each_layers_keys_and_then_its_values(filled):
+def test_a_payload_is_each_layers_keys_and_then_its_values(filled: Arena) -> None:
     for part in filled.layout.parts:
         expected = b""
         for spec, keys, values in zip(
@@ -54,7 +54,7 @@ def test_a_payload_is_each_layers_keys_and_then_its_values(filled):
         assert len(payload) == filled.layout.part_bytes(part)
 
 
-def test_a_page_goes_from_one_arena_to_another(filled):
+def test_a_page_goes_from_one_arena_to_another(filled: Arena) -> None:
     other = Arena(filled.layout, 3)
     for part in filled.layout.parts:
         other.load(1, part, filled.export(4, part))
@@ -65,7 +65,7 @@ def test_a_page_goes_from_one_arena_to_another(filled):
             assert not b[2].any()
 
 
-def test_an_export_is_a_copy(filled):
+def test_an_export_is_a_copy(filled: Arena) -> None:
     payload = filled.export(2, Part.FULL)
     before = bytes(payload)
     for tensor in filled.keys:
@@ -73,7 +73,7 @@ def test_an_export_is_a_copy(filled):
     assert bytes(payload) == before
 
 
-def test_a_copied_page_has_all_parts(filled):
+def test_a_copied_page_has_all_parts(filled: Arena) -> None:
     filled.copy(1, 2)
     for tensors in (filled.keys, filled.values):
         for tensor in tensors:
@@ -81,14 +81,14 @@ def test_a_copied_page_has_all_parts(filled):
 
 
 @pytest.mark.parametrize("change", [-1, 1])
-def test_a_payload_of_another_size_is_refused(filled, change):
+def test_a_payload_of_another_size_is_refused(filled: Arena, change: int) -> None:
     payload = bytes(filled.export(0, Part.FULL))
     wrong = payload[:change] if change < 0 else payload + b"x"
     with pytest.raises(ValueError, match="has"):
         filled.load(0, Part.FULL, wrong)
 
 
-def test_a_budget_is_never_exceeded():
+def test_a_budget_is_never_exceeded() -> None:
     made = LAYOUTS["mixed"]
     arena = Arena.from_budget(made, 10 * made.page_bytes + made.page_bytes - 1)
     held = sum(t.untyped_storage().nbytes() for t in {id(t): t for t in _storages(arena)}.values())
@@ -103,17 +103,17 @@ def _storages(arena: Arena) -> list[torch.Tensor]:
     return list(seen.values())
 
 
-def test_a_budget_of_less_than_a_page_is_one_clear_sentence():
+def test_a_budget_of_less_than_a_page_is_one_clear_sentence() -> None:
     with pytest.raises(NotEnoughMemory, match="device_kv_budget"):
         Arena.from_budget(LAYOUTS["uniform"], 100)
 
 
-def test_recurrent_states_are_refused():
+def test_recurrent_states_are_refused() -> None:
     with pytest.raises(UnsupportedModel, match="recurrent"):
         Arena(layout(FULL, LayerSpec(Part.STATE, states=((4, 4),))), 2)
 
 
-def test_pages_are_exported_while_others_are_written():
+def test_pages_are_exported_while_others_are_written() -> None:
     made = layout(FULL, FULL)
     arena = Arena(made, 40)
     for tensor in (*arena.keys, *arena.values):

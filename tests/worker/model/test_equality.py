@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 import torch
@@ -34,7 +35,8 @@ def oracle(kind: str) -> PreTrainedModel:
 
 def logits_of(module: PreTrainedModel, ids: list[int]) -> torch.Tensor:
     with torch.inference_mode():
-        return module(torch.tensor([ids]), use_cache=False).logits[0]
+        logits: torch.Tensor = module(torch.tensor([ids]), use_cache=False).logits[0]
+    return logits
 
 
 def sequences(kind: str, attention: str) -> Sequences:
@@ -44,10 +46,13 @@ def sequences(kind: str, attention: str) -> Sequences:
 Tamper = Callable[[Sequences, int, int], None]
 """Called before the last pass with the sequence and the number of its full pages."""
 
-Scenario = Callable[[str, str, Tamper], tuple[torch.Tensor, torch.Tensor]]
+Result = tuple[torch.Tensor, torch.Tensor]
+"""What Pie computed and what transformers did."""
+
+Scenario = Callable[[str, str, Tamper], Result]
 
 
-def cold_then_decode(kind, attention, tamper):
+def cold_then_decode(kind: str, attention: str, tamper: Tamper) -> Result:
     run, ids = sequences(kind, attention), text(LONG)
     got = [run.feed(1, ids[:-1])]
     tamper(run, 1, (LONG - 1) // PAGE_TOKENS)
@@ -55,7 +60,7 @@ def cold_then_decode(kind, attention, tamper):
     return torch.cat(got), logits_of(oracle(kind), ids)
 
 
-def chunked(kind, attention, tamper):
+def chunked(kind: str, attention: str, tamper: Tamper) -> Result:
     run, ids = sequences(kind, attention), text(LONG)
     got = [run.feed(1, ids[:33], chunk=33), run.feed(1, ids[33:80], chunk=7)]
     tamper(run, 1, 80 // PAGE_TOKENS)
@@ -63,7 +68,7 @@ def chunked(kind, attention, tamper):
     return torch.cat(got), logits_of(oracle(kind), ids)
 
 
-def token_by_token(kind, attention, tamper):
+def token_by_token(kind: str, attention: str, tamper: Tamper) -> Result:
     run, ids = sequences(kind, attention), text(45)
     got = [run.feed(1, ids[:-1], chunk=1)]
     tamper(run, 1, 44 // PAGE_TOKENS)
@@ -71,7 +76,7 @@ def token_by_token(kind, attention, tamper):
     return torch.cat(got), logits_of(oracle(kind), ids)
 
 
-def shared_prefix(kind, attention, tamper):
+def shared_prefix(kind: str, attention: str, tamper: Tamper) -> Result:
     """A second sequence goes on from the first one's pages."""
     run, ids = sequences(kind, attention), text(LONG)
     shared = 64
@@ -82,7 +87,7 @@ def shared_prefix(kind, attention, tamper):
     return got, logits_of(oracle(kind), ids)[shared:]
 
 
-def fully_cached(kind, attention, tamper):
+def fully_cached(kind: str, attention: str, tamper: Tamper) -> Result:
     """Only the last token is computed, and nothing is written."""
     run, ids = sequences(kind, attention), text(64)
     run.feed(1, ids)
@@ -94,7 +99,7 @@ def fully_cached(kind, attention, tamper):
     return got, logits_of(oracle(kind), ids)[-1:]
 
 
-def moved_to_another_arena(kind, attention, tamper):
+def moved_to_another_arena(kind: str, attention: str, tamper: Tamper) -> Result:
     run, ids = sequences(kind, attention), text(LONG)
     stored = 72
     run.feed(1, ids[:stored], chunk=40)
@@ -104,7 +109,7 @@ def moved_to_another_arena(kind, attention, tamper):
     return other.feed(5, ids[stored:], chunk=11), logits_of(oracle(kind), ids)[stored:]
 
 
-def mixed_batch_of_sixteen(kind, attention, tamper):
+def mixed_batch_of_sixteen(kind: str, attention: str, tamper: Tamper) -> Result:
     """One step decodes some sequences, starts some, and goes on with a chunk of the others."""
     run = sequences(kind, attention)
     texts = {number: text(5 + 7 * number, seed=number) for number in range(16)}
@@ -146,23 +151,23 @@ def swap_one(run: Sequences, sequence: int, pages: int) -> None:
 @pytest.mark.parametrize("attention", ["auto", "torch"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: s.__name__)
-def test_logits_are_transformers_own(scenario, kind, attention):
+def test_logits_are_transformers_own(scenario: Scenario, kind: str, attention: str) -> None:
     assert_same_logits(*scenario(kind, attention, leave))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: s.__name__)
-def test_a_swapped_page_shows(scenario, kind):
+def test_a_swapped_page_shows(scenario: Scenario, kind: str) -> None:
     got, want = scenario(kind, "auto", swap_one)
     with pytest.raises(AssertionError, match="logits are off"):
         assert_same_logits(got, want)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_greedy_tokens_are_those_of_generate(kind):
+def test_greedy_tokens_are_those_of_generate(kind: str) -> None:
     run, ids = sequences(kind, "auto"), text(50)
     got = run.generate(1, run.feed(1, ids, chunk=20), 24)
-    made = oracle(kind).generate(
+    made = cast(Any, oracle(kind)).generate(
         torch.tensor([ids]),
         do_sample=False,
         max_new_tokens=24,
@@ -178,7 +183,7 @@ def test_greedy_tokens_are_those_of_generate(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_only_the_rows_asked_for_get_logits(kind):
+def test_only_the_rows_asked_for_get_logits(kind: str) -> None:
     run = sequences(kind, "auto")
     passes = [
         run.make(1, text(9, 1), logits=LogitRows.LAST),
@@ -192,7 +197,7 @@ def test_only_the_rows_asked_for_get_logits(kind):
     assert_same_logits(output.of(2), logits_of(oracle(kind), text(5, 3)))
 
 
-def test_a_batch_may_ask_for_no_logits_at_all():
+def test_a_batch_may_ask_for_no_logits_at_all() -> None:
     run = sequences("llama", "auto")
     output = run.runner.run(Batch([run.make(1, text(9), logits=LogitRows.NONE)]))
     assert output.logits.shape == (0, VOCAB_SIZE)
@@ -202,7 +207,7 @@ def test_a_batch_may_ask_for_no_logits_at_all():
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
-def test_a_mask_hides_slots(kind):
+def test_a_mask_hides_slots(kind: str) -> None:
     """Hiding the first slots of a model without positions in its cache equals never having them:
     here, what a mask of everything gives must be the unmasked result, and hiding must change it."""
     run, ids = sequences(kind, "auto"), text(30)
@@ -220,7 +225,7 @@ def test_a_mask_hides_slots(kind):
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "gpt2"])
-def test_scores_are_transformers_attention_weights(kind):
+def test_scores_are_transformers_attention_weights(kind: str) -> None:
     run, ids = sequences(kind, "auto"), text(40)
     run.feed(1, ids[:30])
     one = Pass(1, ids[30:], 30, run.take(1, 40), LogitRows.ALL, scores_queries=3)
@@ -235,7 +240,7 @@ def test_scores_are_transformers_attention_weights(kind):
     assert_same_logits(output.of(0), logits_of(oracle(kind), ids)[30:])
 
 
-def test_positions_may_differ_from_slots():
+def test_positions_may_differ_from_slots() -> None:
     """GPT-2 learned its positions, so a shifted text gives other logits, and the right ones."""
     run, ids = sequences("gpt2", "auto"), text(12)
     shifted = list(range(100, 112))

@@ -21,7 +21,7 @@ needs_bfloat16 = pytest.mark.skipif(not SUPPORTED, reason="oneDNN has no bfloat1
 @pytest.mark.parametrize("rows", [0, 1, 3, 16, 65, 300])
 @pytest.mark.parametrize("packed_rows", [None, 64])
 @pytest.mark.parametrize("bias", [False, True])
-def test_a_packed_layer_gives_the_same(rows, packed_rows, bias):
+def test_a_packed_layer_gives_the_same(rows: int, packed_rows: int | None, bias: bool) -> None:
     linear = nn.Linear(48, 80, bias=bias).to(torch.bfloat16).requires_grad_(False)
     packed = PackedLinear(linear, packed_rows=packed_rows)
     x = torch.randn(1, rows, 48).bfloat16()
@@ -31,7 +31,9 @@ def test_a_packed_layer_gives_the_same(rows, packed_rows, bias):
 
 
 @needs_bfloat16
-def test_every_linear_layer_of_a_model_is_packed_and_its_memory_let_go(monkeypatch):
+def test_every_linear_layer_of_a_model_is_packed_and_its_memory_let_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(packing, "cpu_features", lambda: frozenset({"avx512_bf16"}))
     plain = tiny_module("llama", dtype=torch.bfloat16)
     module = copy.deepcopy(plain)
@@ -47,7 +49,7 @@ def test_every_linear_layer_of_a_model_is_packed_and_its_memory_let_go(monkeypat
 
 
 @needs_bfloat16
-def test_with_amx_both_kinds_are_kept(monkeypatch):
+def test_with_amx_both_kinds_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "cpu_features", lambda: frozenset({"amx_bf16"}))
     module = tiny_module("llama", dtype=torch.bfloat16)
     pack_weights(module, dtype=torch.bfloat16, device=CPU)
@@ -57,7 +59,9 @@ def test_with_amx_both_kinds_are_kept(monkeypatch):
 
 
 @needs_bfloat16
-def test_with_amx_and_little_memory_only_the_packed_kind_is_kept(monkeypatch):
+def test_with_amx_and_little_memory_only_the_packed_kind_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(packing, "cpu_features", lambda: frozenset({"amx_bf16"}))
     monkeypatch.setattr(packing, "free_bytes", lambda _device: 0)
     module = tiny_module("llama", dtype=torch.bfloat16)
@@ -66,5 +70,5 @@ def test_with_amx_and_little_memory_only_the_packed_kind_is_kept(monkeypatch):
     assert all(part.weight.device.type == "meta" for part in packed)
 
 
-def test_float32_stays_as_it_is():
+def test_float32_stays_as_it_is() -> None:
     assert pack_weights(tiny_module("llama"), dtype=torch.float32, device=CPU) == 0

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
 
 from pie.worker import memory
 from pie.worker.errors import ModelNotFound, NotEnoughMemory, UnsupportedModel
-from pie.worker.model import describe, load_model
+from pie.worker.model import Model, describe, load_model
 from pie.worker.purity import check_config, context_limit
 from pie.worker.selfcheck import verify
 from pie.worker.settings import ModelSettings
 from pie.worker.sources import ModelFolder
 from tests.support.models import CONFIGS, save_tiny, tiny_model
 
-SMALL = {
+SMALL: dict[str, Any] = {
     "vocab_size": 211,
     "hidden_size": 64,
     "num_attention_heads": 4,
@@ -32,8 +33,10 @@ SMALL = {
 }
 
 
-def described(config):
-    module = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+def described(config: PreTrainedConfig) -> Model:
+    module = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+        config, attn_implementation="eager"
+    )
     return describe(module, found=ModelFolder(Path("/x"), "m", ()), fingerprint=b"", page_tokens=8)
 
 
@@ -47,12 +50,14 @@ def described(config):
         ("Llama4TextConfig", {**SMALL, "attention_chunk_size": 16}, "chunked_attention"),
     ],
 )
-def test_a_configuration_is_refused_with_the_reason(kind, settings, said):
+def test_a_configuration_is_refused_with_the_reason(
+    kind: str, settings: dict[str, Any], said: str
+) -> None:
     with pytest.raises(UnsupportedModel, match=said):
         check_config(getattr(transformers, kind)(**settings))
 
 
-def test_attention_to_later_tokens_is_refused():
+def test_attention_to_later_tokens_is_refused() -> None:
     config = transformers.BertConfig(
         vocab_size=211,
         hidden_size=64,
@@ -64,7 +69,7 @@ def test_attention_to_later_tokens_is_refused():
         described(config)
 
 
-def test_attention_sinks_are_refused():
+def test_attention_sinks_are_refused() -> None:
     config = transformers.GptOssConfig(
         **SMALL, head_dim=16, num_local_experts=2, sliding_window=16, rope_parameters=None
     )
@@ -72,7 +77,7 @@ def test_attention_sinks_are_refused():
         described(config)
 
 
-def test_a_compressed_cache_is_refused():
+def test_a_compressed_cache_is_refused() -> None:
     config = transformers.DeepseekV3Config(
         **SMALL,
         n_routed_experts=2,
@@ -92,22 +97,18 @@ def test_a_compressed_cache_is_refused():
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_what_is_served_passes_its_own_check(kind):
+def test_what_is_served_passes_its_own_check(kind: str) -> None:
     verify(tiny_model(kind))
 
 
-def test_a_model_that_computes_otherwise_over_pages_is_refused(monkeypatch):
+def test_a_model_that_computes_otherwise_over_pages_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Stands for an architecture that uses its cache in a way that no probe shows."""
     model = tiny_model("llama")
-    forward = type(model.module.model.rotary_emb).forward
-
-    def shifted(self, x, position_ids):
-        return forward(self, x, position_ids % 8)
-
-    monkeypatch.setattr(type(model.module.model.rotary_emb), "forward", forward)
     real = model.module.forward
 
-    def odd(*args, cache=None, position_ids=None, **kwargs):
+    def odd(*args: Any, cache: Any = None, position_ids: Any = None, **kwargs: Any) -> Any:
         if cache is not None:
             position_ids = position_ids % 8
         return real(*args, cache=cache, position_ids=position_ids, **kwargs)
@@ -146,14 +147,16 @@ def test_a_model_that_computes_otherwise_over_pages_is_refused(monkeypatch):
         ),
     ],
 )
-def test_positions_that_depend_on_the_length_end_the_context(rope, limit):
+def test_positions_that_depend_on_the_length_end_the_context(
+    rope: dict[str, Any], limit: int
+) -> None:
     assert context_limit(LlamaConfig(**SMALL, rope_parameters=rope)) == limit
 
 
-def test_settings_may_shorten_a_context_and_not_lengthen_it(tmp_path):
+def test_settings_may_shorten_a_context_and_not_lengthen_it(tmp_path: Path) -> None:
     folder = save_tiny("llama", tmp_path / "tiny")
 
-    def load(tokens):
+    def load(tokens: int | None) -> Model:
         return load_model(
             ModelSettings(
                 source=str(folder),
@@ -169,7 +172,7 @@ def test_settings_may_shorten_a_context_and_not_lengthen_it(tmp_path):
     assert load(None).context_tokens == 512
 
 
-def test_a_loaded_folder_is_the_model_that_was_saved(tmp_path):
+def test_a_loaded_folder_is_the_model_that_was_saved(tmp_path: Path) -> None:
     folder = save_tiny("llama", tmp_path / "tiny", seed=4)
     model = load_model(
         ModelSettings(
@@ -188,14 +191,16 @@ def test_a_loaded_folder_is_the_model_that_was_saved(tmp_path):
         assert torch.equal(mine, theirs)
 
 
-def test_too_little_memory_is_one_clear_sentence(tmp_path, monkeypatch):
+def test_too_little_memory_is_one_clear_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = save_tiny("llama", tmp_path / "tiny")
     monkeypatch.setattr(memory, "free_bytes", lambda _device: 300 << 20)
     with pytest.raises(NotEnoughMemory, match="device_kv_budget"):
         load_model(ModelSettings(source=str(folder), cache_folder=tmp_path / "cache"))
 
 
-def test_broken_weights_are_one_clear_sentence(tmp_path):
+def test_broken_weights_are_one_clear_sentence(tmp_path: Path) -> None:
     folder = save_tiny("llama", tmp_path / "tiny")
     weights = folder / "model.safetensors"
     for content in (weights.read_bytes()[:1000], b"", b"\xff" * 64):
@@ -204,7 +209,7 @@ def test_broken_weights_are_one_clear_sentence(tmp_path):
             load_model(ModelSettings(source=str(folder), cache_folder=tmp_path / "cache"))
 
 
-def test_an_unknown_architecture_is_one_clear_sentence(tmp_path):
+def test_an_unknown_architecture_is_one_clear_sentence(tmp_path: Path) -> None:
     folder = save_tiny("llama", tmp_path / "tiny")
     for text in ('{"model_type": "no-such-thing"}', "{", "[]"):
         (folder / "config.json").write_text(text)
@@ -212,7 +217,7 @@ def test_an_unknown_architecture_is_one_clear_sentence(tmp_path):
             load_model(ModelSettings(source=str(folder), cache_folder=tmp_path / "cache"))
 
 
-def test_an_unknown_backend_names_those_there_are(tmp_path):
+def test_an_unknown_backend_names_those_there_are(tmp_path: Path) -> None:
     folder = save_tiny("llama", tmp_path / "tiny")
     settings = ModelSettings(source=str(folder), cache_folder=tmp_path / "cache", attention="fancy")
     with pytest.raises(UnsupportedModel, match="auto, native, torch"):

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from pie.worker.arena import Arena
 from pie.worker.attention import conformance
 from pie.worker.attention.native import native_backend
 from pie.worker.attention.select import choose
 from pie.worker.attention.torch_backend import TorchBackend
 from pie.worker.batch import Batch, LogitRows, Pass
 from pie.worker.errors import BatchError, UnsupportedModel
+from pie.worker.model import Model
 from pie.worker.runner import Runner
 from pie.worker.settings import DEFAULT_CACHE_FOLDER
 from tests.support.equality import Sequences, assert_same_logits
@@ -22,7 +26,7 @@ GOOD = Pass(1, [5, 6, 7], 14, [3, 1, 2])
 
 
 @pytest.fixture(scope="module")
-def run():
+def run() -> Sequences:
     return Sequences(tiny_model("llama"), pages=6)
 
 
@@ -43,7 +47,9 @@ def run():
         ({"mask": torch.ones((3, 17))}, "mask"),
     ],
 )
-def test_a_bad_pass_is_named_and_nothing_is_written(run, change, said):
+def test_a_bad_pass_is_named_and_nothing_is_written(
+    run: Sequences, change: dict[str, Any], said: str
+) -> None:
     before = [tensor.clone() for tensor in run.arena.keys]
     with pytest.raises(BatchError, match=said):
         run.runner.run(Batch([dataclasses.replace(GOOD, **change)]))
@@ -51,23 +57,23 @@ def test_a_bad_pass_is_named_and_nothing_is_written(run, change, said):
         assert torch.equal(mine, theirs)
 
 
-def test_two_passes_may_not_write_one_page(run):
+def test_two_passes_may_not_write_one_page(run: Sequences) -> None:
     other = Pass(2, [9], 17, [4, 1, 5])
     with pytest.raises(BatchError, match="another pass writes"):
         run.runner.run(Batch([GOOD, other]))
 
 
-def test_two_passes_may_read_one_page(run):
+def test_two_passes_may_read_one_page(run: Sequences) -> None:
     other = Pass(2, [9], 16, [3, 5])
     assert len(run.runner.run(Batch([GOOD, other])).rows) == 2
 
 
-def test_an_empty_batch_is_refused(run):
+def test_an_empty_batch_is_refused(run: Sequences) -> None:
     with pytest.raises(BatchError, match="at least one"):
         run.runner.run(Batch([]))
 
 
-def test_a_pass_writes_its_own_slots_only():
+def test_a_pass_writes_its_own_slots_only() -> None:
     run = Sequences(tiny_model("llama"), pages=6)
     run.runner.run(Batch([GOOD]))
     for tensor in (*run.arena.keys, *run.arena.values):
@@ -78,12 +84,14 @@ def test_a_pass_writes_its_own_slots_only():
         assert torch.equal(written, expected)
 
 
-def test_results_do_not_keep_a_graph(run):
+def test_results_do_not_keep_a_graph(run: Sequences) -> None:
     output = run.runner.run(Batch([GOOD]))
     assert not output.logits.requires_grad
 
 
-def test_a_host_without_a_compiler_runs_on_torch(monkeypatch, tmp_path, caplog):
+def test_a_host_without_a_compiler_runs_on_torch(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr("pie.worker.attention.native._loaded", None)
     monkeypatch.setattr("shutil.which", lambda _name: None)
     model = dataclasses.replace(tiny_model("llama"), cache_folder=tmp_path)
@@ -91,7 +99,9 @@ def test_a_host_without_a_compiler_runs_on_torch(monkeypatch, tmp_path, caplog):
     assert "no C++ compiler" in caplog.text
 
 
-def test_a_compiler_that_fails_is_no_stop(monkeypatch, tmp_path, caplog):
+def test_a_compiler_that_fails_is_no_stop(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     broken = tmp_path / "c++"
     broken.write_text(
         '#!/bin/sh\n[ "$1" = --version ] && exit 0\necho "no such header" >&2; exit 1\n'
@@ -104,7 +114,9 @@ def test_a_compiler_that_fails_is_no_stop(monkeypatch, tmp_path, caplog):
     assert not list((tmp_path / "cache").rglob("*.so"))
 
 
-def test_a_kernel_that_computes_wrongly_is_not_used(monkeypatch, caplog):
+def test_a_kernel_that_computes_wrongly_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     if native_backend(DEFAULT_CACHE_FOLDER) is None:
         pytest.skip("no C++ compiler here, so no native backend")
     monkeypatch.setattr("pie.worker.attention.native._loaded", None)
@@ -113,12 +125,12 @@ def test_a_kernel_that_computes_wrongly_is_not_used(monkeypatch, caplog):
     assert "outputs are off" in caplog.text
 
 
-def _arena(model):
+def _arena(model: Model) -> Arena:
     return Sequences(model, pages=2).arena
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("native", torch.float16), ("nothing", torch.float32)])
-def test_a_backend_that_cannot_run_the_model_is_refused(name, dtype):
+def test_a_backend_that_cannot_run_the_model_is_refused(name: str, dtype: torch.dtype) -> None:
     model = tiny_model("llama")
     with pytest.raises(UnsupportedModel, match="attention"):
         choose(
@@ -130,7 +142,7 @@ def test_a_backend_that_cannot_run_the_model_is_refused(name, dtype):
         )
 
 
-def test_spans_that_a_backend_cannot_do_go_to_torch():
+def test_spans_that_a_backend_cannot_do_go_to_torch() -> None:
     """A batch with a mask runs on both backends at once."""
     model = tiny_model("llama")
     fast = Sequences(model, pages=20)
@@ -147,7 +159,7 @@ def test_spans_that_a_backend_cannot_do_go_to_torch():
     assert_same_logits(results[0].logits, results[1].logits)
 
 
-def test_logits_of_one_pass_are_a_view():
+def test_logits_of_one_pass_are_a_view() -> None:
     run = Sequences(tiny_model("llama"), pages=6)
     output = run.runner.run(Batch([run.make(1, [4, 5], logits=LogitRows.ALL)]))
     assert output.of(0).data_ptr() == output.logits.data_ptr()

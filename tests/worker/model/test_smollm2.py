@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from pie.worker.batch import Batch
+from pie.worker.model import Model
 from tests.support.equality import Sequences, assert_same_logits, assert_same_tokens
 from tests.support.models import smollm2
 
@@ -16,33 +19,36 @@ ANSWER = "The capital of France is Paris."
 
 
 @pytest.fixture(scope="module")
-def model():
+def model() -> Model:
     return smollm2()
 
 
 @pytest.fixture(scope="module")
-def oracle(model):
-    return AutoModelForCausalLM.from_pretrained(model.folder, dtype=torch.float32).eval()
+def oracle(model: Model) -> PreTrainedModel:
+    found: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model.folder, dtype=torch.float32)
+    found.eval()  # type: ignore[no-untyped-call]
+    return found
 
 
 @pytest.fixture(scope="module")
-def tokenizer(model):
+def tokenizer(model: Model) -> Any:
     return AutoTokenizer.from_pretrained(model.folder)
 
 
 @pytest.fixture(scope="module")
-def prompt(tokenizer):
+def prompt(tokenizer: Any) -> list[int]:
     messages = [{"role": "user", "content": "What is the capital of France?"}]
     ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
     return list(ids["input_ids"])
 
 
-def logits_of(oracle, ids):
+def logits_of(oracle: PreTrainedModel, ids: list[int]) -> torch.Tensor:
     with torch.inference_mode():
-        return oracle(torch.tensor([ids]), use_cache=False).logits[0]
+        logits: torch.Tensor = oracle(torch.tensor([ids]), use_cache=False).logits[0]
+    return logits
 
 
-def test_it_says_what_it_is(model):
+def test_it_says_what_it_is(model: Model) -> None:
     assert model.name == "smollm2"
     assert model.context_tokens == 8192
     assert model.eos_token_ids == {2}
@@ -50,18 +56,22 @@ def test_it_says_what_it_is(model):
 
 
 @pytest.mark.parametrize("chunk", [None, 16, 13])
-def test_it_answers_as_transformers_does(model, oracle, tokenizer, prompt, chunk):
+def test_it_answers_as_transformers_does(
+    model: Model, oracle: PreTrainedModel, tokenizer: Any, prompt: list[int], chunk: int | None
+) -> None:
     run = Sequences(model, pages=16)
     first = run.feed(1, prompt, chunk=chunk)
     assert_same_logits(first, logits_of(oracle, prompt))
     got = run.generate(1, first, 8)
-    made = oracle.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=8)
+    made = cast(Any, oracle).generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=8)
     assert_same_tokens(got, logits_of(oracle, prompt + got)[len(prompt) - 1 : -1])
     assert got == made[0, len(prompt) :].tolist()
     assert tokenizer.decode(got, skip_special_tokens=True) == ANSWER
 
 
-def test_a_mixed_batch_with_pages_from_another_arena_is_right(model, oracle, prompt):
+def test_a_mixed_batch_with_pages_from_another_arena_is_right(
+    model: Model, oracle: PreTrainedModel, prompt: list[int]
+) -> None:
     first = Sequences(model, pages=8)
     first.feed(1, prompt[:32])
     run = Sequences(model, pages=40, seed=3)
@@ -74,7 +84,7 @@ def test_a_mixed_batch_with_pages_from_another_arena_is_right(model, oracle, pro
         assert_same_logits(output.of(index), logits_of(oracle, ids))
 
 
-def test_a_swapped_page_shows(model, oracle, prompt):
+def test_a_swapped_page_shows(model: Model, oracle: PreTrainedModel, prompt: list[int]) -> None:
     run = Sequences(model, pages=16)
     run.feed(1, prompt[:-1])
     run.swap(1, 0, list(reversed(prompt)))
@@ -82,7 +92,7 @@ def test_a_swapped_page_shows(model, oracle, prompt):
         assert_same_logits(run.feed(1, prompt[-1:]), logits_of(oracle, prompt)[-1:])
 
 
-def test_bfloat16_stays_within_its_rounding(oracle, prompt):
+def test_bfloat16_stays_within_its_rounding(oracle: PreTrainedModel, prompt: list[int]) -> None:
     run = Sequences(smollm2(dtype="bfloat16"), pages=16)
     want = logits_of(oracle, prompt)
     got = torch.cat([run.feed(1, prompt[:-3], chunk=20), run.feed(1, prompt[-3:], chunk=1)])

