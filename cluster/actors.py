@@ -16,8 +16,10 @@ from pathlib import Path
 from pie.cluster.host import Host, Progress, Service, State
 from pie.index.settings import IndexSettings
 from pie.page.events import Epoch, PlaceId
+from pie.policies.errors import PolicyFileError
 from pie.policies.loader import load_policy_file
 from pie.policies.settings import PolicySettings
+from pie.pool.errors import PoolError
 from pie.pool.node import PoolNode
 from pie.pool.settings import PoolSettings
 from pie.router.errors import RouterError
@@ -95,7 +97,7 @@ class WorkerActor(ServiceActor):
             await service.start(progress)
             return service, service.record.address
 
-        self._host = Host(place, start, expected=(WorkerError,))
+        self._host = Host(place, start, expected=(WorkerError, PolicyFileError))
 
 
 class PoolActor(ServiceActor):
@@ -125,7 +127,7 @@ class PoolActor(ServiceActor):
             record = await node.start()
             return node, record.address
 
-        self._host = Host(place, start)
+        self._host = Host(place, start, expected=(PoolError, PolicyFileError))
 
 
 class RouterActor(ServiceActor):
@@ -152,4 +154,4 @@ class RouterActor(ServiceActor):
             )
             return service, await service.start()
 
-        self._host = Host(name, start, expected=(RouterError,))
+        self._host = Host(name, start, expected=(RouterError, PolicyFileError))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
 from pie.cluster.errors import ConfigError
@@ -30,6 +30,7 @@ DEFAULT_FILE = Path("pie.toml")
 ENV_PREFIX = "PIE_"
 _ENV_SEPARATOR = "__"
 _MAX_FILE_BYTES = 1 << 20
+_SHOWN_CHARS = 80
 
 Key = tuple[str, ...]
 
@@ -190,7 +191,9 @@ def _from_text(text: str) -> object:
 def _describe(details: ErrorDetails, origins: Mapping[Key, str]) -> str:
     """Say in one sentence what is wrong where, and what is allowed."""
     location = tuple(str(part) for part in details["loc"])
-    place = origins.get(location[:2]) or origins.get(location[:1]) or "pie.toml"
+    place = (
+        origins.get(location[:2]) or origins.get(location[:1]) or _section_place(location, origins)
+    )
     name = ".".join(location)
     if details["type"] == "extra_forbidden":
         known = sections()
@@ -199,7 +202,28 @@ def _describe(details: ErrorDetails, origins: Mapping[Key, str]) -> str:
         return f"{place}: {_unknown('key', location[-1], known[location[0]].model_fields)}"
     message = details["msg"].removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
-    return f"{place}: {name}: {message} (got {details['input']!r})"
+    got = "" if _is_secret(location) else f" (got {_shortened(details['input'])})"
+    return f"{place}: {name}: {message}{got}"
+
+
+def _section_place(location: Key, origins: Mapping[Key, str]) -> str:
+    """Return where the values of a section came from, for a problem of the section as a whole."""
+    places = [place for key, place in origins.items() if key[:1] == location[:1]]
+    return ", ".join(places) or "pie.toml"
+
+
+def _is_secret(location: Key) -> bool:
+    """Say whether what stands there must not be shown, or holds something that must not."""
+    settings = sections().get(location[0])
+    fields = settings.model_fields if settings else {}
+    if len(location) == 1:
+        return any(field.annotation is SecretStr for field in fields.values())
+    return location[1] in fields and fields[location[1]].annotation is SecretStr
+
+
+def _shortened(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"
 
 
 def _unknown(what: str, name: str, allowed: Iterable[str]) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -136,8 +137,8 @@ class _Demo:
         ]
         burst = self._burst()
         self._await_pool()
-        other = next(name for name in self._workers if name != turns[0].worker)
-        moved = self._turn(conversation, f"turn 4 on {other}", _LAST_TURN, place=other)
+        other = next(name for name in self._workers if name != turns[-1].worker)
+        moved = self._turn(conversation, "turn 4, moved", _LAST_TURN, place=other)
         self._show([*turns, *burst, moved])
         problems = [
             f"{turn.name} computed more than {1 - _WANTED_SHARE:.0%} of its full pages anew"
@@ -236,17 +237,19 @@ class _Demo:
             time.sleep(_POOL_POLL_S * 5)
 
     def _show(self, answers: list[Answer]) -> None:
-        table = Table(title="What was computed, and what was not")
+        table = Table(title="What was computed, and what was not", box=box.SIMPLE)
         for heading, justify in (
             ("request", "left"),
             ("worker", "left"),
-            ("prompt tokens", "right"),
+            ("prompt", "right"),
             ("cached", "right"),
             ("from", "left"),
             ("first token", "right"),
             ("tokens/s", "right"),
         ):
-            table.add_column(heading, justify="right" if justify == "right" else "left")
+            table.add_column(
+                heading, justify="right" if justify == "right" else "left", no_wrap=True
+            )
         for one in answers:
             table.add_row(
                 one.name,

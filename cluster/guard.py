@@ -1,9 +1,13 @@
 """The guard: leaves nothing behind, whatever ends the process that started a cluster.
 
 `Guard` starts a small process of its own session that waits on a pipe. When the pipe closes,
-because the cluster stopped or because its starter was killed, the guard ends every process that
-carries the run's mark in its environment and removes the run's temporary folder. So there is one
-way to clean up, and `SIGKILL` at any moment of the start takes it too.
+because the cluster stopped or because its starter was killed, the guard ends every process of the
+run and removes the run's temporary folder. So there is one way to clean up, and `SIGKILL` at any
+moment of the start takes it too.
+
+A process belongs to the run when it carries the run's mark in its environment, or was once seen
+below the starter: Ray's processes write their title over their environment, and those whose parent
+died are nobody's children.
 
 Run as `python -m pie.cluster.guard MARK FOLDER`. Does not cover stopping in good order
 (`pie.cluster.launch`): what is still there when the guard acts is ended at once.
@@ -12,17 +16,24 @@ Run as `python -m pie.cluster.guard MARK FOLDER`. Does not cover stopping in goo
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
 
 MARK_VARIABLE = "PIE_RUN"
 """Environment variable that every process of a run inherits."""
+
+_START_S = 60.0
+_STARTING_LOOK_S = 0.25
+_LOOK_S = 2.0
+"""How often the guard looks for new processes; a look takes 5 ms."""
 
 _SWEEPS = 50
 _SWEEP_PAUSE_S = 0.1
@@ -71,17 +82,30 @@ def marked_processes(mark: str) -> list[psutil.Process]:
     return found
 
 
-def clean_up(mark: str, folder: Path, spare_pid: int | None = None) -> None:
-    """End every process that carries `mark` and remove `folder`.
+def clean_up(
+    mark: str,
+    folder: Path,
+    seen: Iterable[psutil.Process] = (),
+    spare_pid: int | None = None,
+) -> None:
+    """End every process of a run and remove `folder`.
 
     Args:
         mark: Value of `PIE_RUN`.
         folder: The run's temporary folder.
+        seen: Processes that belong to the run whether or not they carry the mark.
         spare_pid: The process that started the run, which ends by itself.
     """
+    seen = set(seen)
     asked_at_s = time.monotonic()
     for _ in range(_SWEEPS):
-        left = [p for p in marked_processes(mark) if p.pid != spare_pid]
+        for process in [*seen]:
+            seen |= _descendants(process)
+        left = [
+            process
+            for process in {*seen, *marked_processes(mark)}
+            if process.pid not in {spare_pid, os.getpid()} and _lives(process)
+        ]
         if not left:
             break
         late = time.monotonic() - asked_at_s > _GRACE_S
@@ -99,10 +123,30 @@ def main() -> None:
     mark, folder = sys.argv[1:]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    starter = os.getppid()
-    while sys.stdin.buffer.read(1):
-        pass
-    clean_up(mark, Path(folder), spare_pid=starter)
+    starter = psutil.Process(os.getppid())
+    seen: set[psutil.Process] = set()
+    started_s = time.monotonic()
+    open_ = True
+    while open_:
+        seen = {process for process in seen | _descendants(starter) if _lives(process)}
+        starting = time.monotonic() - started_s < _START_S
+        ready, _, _ = select.select([sys.stdin], [], [], _STARTING_LOOK_S if starting else _LOOK_S)
+        open_ = not ready or bool(sys.stdin.buffer.read(1))
+    clean_up(mark, Path(folder), seen, spare_pid=starter.pid)
+
+
+def _descendants(process: psutil.Process) -> set[psutil.Process]:
+    try:
+        return set(process.children(recursive=True)) - {psutil.Process()}
+    except psutil.Error:
+        return set()
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
 
 
 if __name__ == "__main__":

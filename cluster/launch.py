@@ -20,25 +20,31 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
+from pie.cluster import ray_environment
 from pie.cluster.actors import PoolActor, RouterActor, WorkerActor
 from pie.cluster.config import PieConfig
 from pie.cluster.errors import StartError
 from pie.cluster.guard import MARK_VARIABLE, Guard
 from pie.cluster.host import Phase, State
-from pie.cluster.ray_runtime import Actor, RayRuntime
 from pie.index.errors import ServerError
 from pie.index.server import EmbeddedServer
 from pie.page.events import PlaceId
 from pie.policies.errors import PolicyFileError
 from pie.policies.loader import load_policy_file
 
+if TYPE_CHECKING:
+    from pie.cluster.ray_runtime import Actor, RayRuntime
+
 log = logging.getLogger("pie.cluster.launch")
 
 _POLL_S = 0.2
 _STATE_TIMEOUT_S = 5.0
+_FOLDER_CHARS = 34
+"""A socket's path may have 107 characters, of which Ray takes 72 below its folder."""
 _CRASHES = 5
 """Unexpected failures of one part, one after another, after which the cluster gives up."""
 
@@ -86,10 +92,13 @@ class Cluster:
     def __init__(self, config: PieConfig, report: Report = lambda _part, _what: None) -> None:
         self._config = config
         self._report = report
-        self._folder = Path(tempfile.mkdtemp(prefix="pie-run-"))
+        self._folder = _make_folder()
         self._mark = uuid.uuid4().hex
         self._guard = Guard(self._mark, self._folder)
         os.environ[MARK_VARIABLE] = self._mark
+        # Whatever a library of a part leaves there goes with the folder.
+        self._tmpdir = os.environ.get("TMPDIR")
+        os.environ["TMPDIR"] = str(self._folder)
         self._index: EmbeddedServer | None = None
         self._index_url = config.index.url
         self._ray: RayRuntime | None = None
@@ -118,9 +127,7 @@ class Cluster:
         """
         self._check()
         self._start_index()
-        self._report("ray", "starting")
-        self._ray = RayRuntime(self._config.cluster.ray_address, self._folder)
-        self._report("ray", "ready")
+        self._ray = self._start_ray()
         self._make_parts(self._ray)
         deadline_s = time.monotonic() + self._config.cluster.start_timeout_s
         while not all(part.state.phase is Phase.READY for part in self.parts):
@@ -158,6 +165,7 @@ class Cluster:
         assert self._ray is not None
         if not self._ray.alive():
             raise StartError("Ray's own processes have ended; was the whole process group killed?")
+        self._watch_index()
         for part in self.parts:
             state = self._ray.state(part.handle, _STATE_TIMEOUT_S)
             if state == part.state:
@@ -183,6 +191,9 @@ class Cluster:
         if self._index is not None:
             self._index.stop()
         os.environ.pop(MARK_VARIABLE, None)
+        os.environ.pop("TMPDIR", None)
+        if self._tmpdir is not None:
+            os.environ["TMPDIR"] = self._tmpdir
         self._guard.release()
 
     @property
@@ -205,7 +216,8 @@ class Cluster:
         except PolicyFileError as error:
             raise StartError(str(error)) from error
         router = self._config.router
-        with contextlib.closing(socket.socket()) as probe:
+        family = socket.AF_INET6 if ":" in router.host else socket.AF_INET
+        with contextlib.closing(socket.socket(family)) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((router.host, router.port))
@@ -240,6 +252,28 @@ class Cluster:
             raise StartError(str(error)) from error
         self._report("index", "ready")
 
+    def _start_ray(self) -> RayRuntime:
+        self._report("ray", "starting")
+        address = self._config.cluster.ray_address
+        ray_environment.prepare(address)
+        from pie.cluster.ray_runtime import RayRuntime  # noqa: PLC0415
+
+        ray = RayRuntime(address, self._folder)
+        self._report("ray", "ready")
+        return ray
+
+    def _watch_index(self) -> None:
+        """Start the index server again where it died: places announce themselves anew."""
+        if self._index is None or self._index.running:
+            return
+        self._report("index", "starting again")
+        try:
+            self._index.start()
+        except ServerError as error:
+            log.warning("the index server cannot be started again: %s", error)
+        else:
+            self._report("index", "ready")
+
     def _make_parts(self, ray: RayRuntime) -> None:
         config = self._config
         common = {
@@ -265,6 +299,13 @@ class Cluster:
 
     def _part(self, ray: RayRuntime, kind: type, name: str, **settings: object) -> Part:
         return Part(name, lambda: ray.actor(kind, PlaceId(name), self._logs, **settings))
+
+
+def _make_folder() -> Path:
+    """Make the run's temporary folder, at a path that leaves room for Ray's sockets below it."""
+    name = "pie-run-"
+    long = len(f"{tempfile.gettempdir()}/{name}12345678") > _FOLDER_CHARS
+    return Path(tempfile.mkdtemp(prefix=name, dir="/tmp" if long else None))  # noqa: S108
 
 
 @contextlib.contextmanager

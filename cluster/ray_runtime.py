@@ -1,7 +1,8 @@
 """Ray as Pie uses it: start or join, make actors, ask them, stop them.
 
-Covers every call to Ray but the actors' own classes (`pie.cluster.actors`). A private Ray listens
-on loopback only, on free ports, with its files in the run's temporary folder.
+Covers every call to Ray. A private Ray listens on loopback only, on free ports, with its files in
+the run's temporary folder. Does not cover the actors' classes (`pie.cluster.actors`). Import it
+after `pie.cluster.ray_environment.prepare`: Ray reads its environment when it is imported.
 """
 
 from __future__ import annotations
@@ -10,30 +11,22 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from pie.cluster.errors import StartError
-from pie.cluster.host import Phase, State
-
-# Ray reads these when it is imported. An unset RAY_AUTH_MODE writes a token file into the home
-# folder and refuses later commands that do not find it.
-os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-os.environ.setdefault("RAY_DISABLE_IMPORT_WARNING", "1")
-# A private Ray without its control service is of no use; by default Ray waits a minute for it.
-os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "10")
-# Without this Ray's core takes SIGTERM for a crash: it prints a stack and ends the process.
-os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
-
 import psutil
 import ray
 import ray.exceptions
+from ray._private import services
 from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from pie.cluster.errors import StartError
+from pie.cluster.host import Phase, State
 
 
 class ActorMethod(Protocol):
@@ -65,7 +58,7 @@ class Actor(Protocol):
 
 _OBJECT_STORE_BYTES = 80 << 20
 """The least that Ray takes: pages and tokens travel on Pie's own wire."""
-_JOIN_TIMEOUT_S = 20.0
+_PROBE_TIMEOUT_S = 5.0
 _STOP_EXTRA_S = 20.0
 _POLL_S = 0.2
 
@@ -89,9 +82,11 @@ class RayRuntime:
             "_temp_dir": str(folder / "ray"),
             "_node_ip_address": "127.0.0.1",
         }
-        joined = {"address": address, "_redis_password": None}
+        joined = {"address": address}
+        if address:
+            _probe(address)
         try:
-            with _own_signals():
+            with _own_signals(), _loopback() if not address else contextlib.nullcontext():
                 ray.init(
                     configure_logging=False,
                     log_to_driver=False,
@@ -154,6 +149,28 @@ class RayRuntime:
         """Disconnect, and end a private Ray."""
         if self.alive():
             ray.shutdown()
+
+
+@contextlib.contextmanager
+def _loopback() -> Iterator[None]:
+    """Let Ray take 127.0.0.1 at its word; it would listen at all of the host's addresses instead."""
+    before = services.resolve_ip_for_localhost
+    services.resolve_ip_for_localhost = lambda host: host
+    try:
+        yield
+    finally:
+        services.resolve_ip_for_localhost = before
+
+
+def _probe(address: str) -> None:
+    """Find out in time that nobody listens: Ray would try for long, then end this process."""
+    host, separator, port = address.rpartition(":")
+    if not separator or not port.isdecimal():
+        raise StartError(f"cluster.ray_address {address!r} is not HOST:PORT")
+    try:
+        socket.create_connection((host, int(port)), timeout=_PROBE_TIMEOUT_S).close()
+    except OSError as error:
+        raise StartError(f"no Ray answers at {address}: {error.strerror or error}") from error
 
 
 def _processes_of_ray() -> list[psutil.Process]:

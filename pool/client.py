@@ -10,10 +10,9 @@ import asyncio
 import contextlib
 import enum
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import cast
 
 from pie.index.contract import IndexReader, PlaceRecord
 from pie.page.events import PlaceId
@@ -159,10 +158,7 @@ class PoolClient:
                 async with self._budget.reserve(guess):
                     message = GetPages(new_request_id(), client.epoch, _names(pages, some))
                     # A generator, which has to end before its reservation does.
-                    stream = cast(
-                        "AsyncGenerator[tuple[Message, Sequence[memoryview]]]",
-                        client.stream(message, timeout_s=deadline_s),
-                    )
+                    stream = client.stream(message, timeout_s=deadline_s)
                     async with contextlib.aclosing(stream) as answers:
                         async for answer, frames in answers:
                             at = some[_position_of(answer, len(some))]

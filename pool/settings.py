@@ -20,10 +20,6 @@ class PoolSettings(BaseModel):
         ge=1 << 20,
         description="RAM that one node's pages and their bookkeeping may take, such as `8GiB`.",
     )
-    host: str = Field(
-        default="127.0.0.1",
-        description="Network address that nodes listen on; the port is a free one.",
-    )
     claim_timeout_s: float = Field(
         default=5.0,
         gt=0,

@@ -159,11 +159,10 @@ class RouterService:
             await asyncio.sleep(0.005)
         return self._url
 
-    async def drain(self, timeout_s: float | None = None) -> bool:
+    async def drain(self, timeout_s: float) -> bool:
         """Refuse new requests with 503, wait for running ones; True where all ended in time."""
         self._gate.drain()
-        limit_s = self.settings.drain_timeout_s if timeout_s is None else timeout_s
-        return await self._gate.empty(limit_s)
+        return await self._gate.empty(timeout_s)
 
     async def close(self) -> None:
         """Stop listening, cancel what runs, close every connection. Safe to call twice."""

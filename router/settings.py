@@ -25,7 +25,7 @@ class RouterSettings(BaseModel):
     )
     api_token: SecretStr = Field(
         default=SecretStr(""),
-        description="Bearer token that every request to `/v1/` must carry; empty asks for none.",
+        description="Bearer token that every request but `/health` and `/ready` must carry; empty asks for none.",
     )
     max_in_flight: int = Field(
         default=256,
@@ -99,9 +99,6 @@ class RouterSettings(BaseModel):
     )
     index_ready_timeout_s: float = Field(
         default=30.0, gt=0, description="Longest wait at the start for the index to be read."
-    )
-    drain_timeout_s: float = Field(
-        default=30.0, ge=0, description="Longest wait for running requests when stopping."
     )
 
     @model_validator(mode="after")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -30,8 +32,12 @@ def pie(folder: Path, *arguments: str, **settings: str) -> subprocess.CompletedP
     )
 
 
-def temporary_folders() -> set[Path]:
-    return {path for path in Path(tempfile.gettempdir()).glob("pie-run-*") if path.is_dir()}
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """A folder for temporary files, its path short enough for sockets."""
+    folder = Path(tempfile.mkdtemp(prefix="pie", dir="/tmp"))
+    yield folder
+    shutil.rmtree(folder)
 
 
 def assert_sentence(done: subprocess.CompletedProcess[str], *words: str) -> None:
@@ -100,24 +106,22 @@ def test_config_show_says_where_each_value_came_from(tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 @pytest.mark.parametrize("words", ["ray       starting", "worker-0  ", "Ctrl-C stops it"])
-def test_ended_at_any_moment_it_leaves_nothing_behind(tmp_path, number, words):
-    before = temporary_folders()
-    serving = Serving(tmp_path, {"PIE_CLUSTER__WORKERS": "1"})
+def test_ended_at_any_moment_it_leaves_nothing_behind(tmp_path, temporary, number, words):
+    serving = Serving(tmp_path, {"PIE_CLUSTER__WORKERS": "1", "TMPDIR": str(temporary)})
     try:
         serving.wait_until_said(words)
-        mine = temporary_folders() - before
+        assert list(temporary.iterdir())
         family = psutil.Process(serving.process.pid).children(recursive=True)
     finally:
         code = serving.stop(number)
     assert code == (-signal.SIGKILL if number == signal.SIGKILL else 0), serving.text
-    assert mine
     deadline_s = time.monotonic() + 20
     while time.monotonic() < deadline_s:
         left = [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-        if not left and not any(folder.exists() for folder in mine):
+        if not left and not list(temporary.iterdir()):
             return
         time.sleep(0.2)
-    pytest.fail(f"left: {left} {[str(folder) for folder in mine if folder.exists()]}")
+    pytest.fail(f"left: {left} {list(temporary.rglob('*'))}")
 
 
 def test_a_second_signal_ends_it_at_once(tmp_path):

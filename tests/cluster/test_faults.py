@@ -161,6 +161,16 @@ def test_a_killed_pool_node_costs_a_recompute_and_comes_back(serving, client):
     pytest.fail(f"the pool did not come back: {serving.text}{serving.logs()}")
 
 
+def test_an_index_server_that_was_killed_is_started_again_and_nothing_is_lost(serving, client):
+    cold, _ = ask(client, LONG + "index")
+    os.kill(serving.index_pid(), signal.SIGKILL)
+    while_down, cached = ask(client, LONG + "index")
+    assert cached > 300
+    assert while_down == cold
+    serving.wait_until_status("index", "ok")
+    assert ask(client, LONG + "index")[1] > 300
+
+
 def test_all_workers_down_is_503_with_retry_after_and_then_mended(serving, client):
     for pid in serving.pids("WorkerActor"):
         os.kill(pid, signal.SIGKILL)

@@ -104,6 +104,20 @@ class Serving:
                     found.append(child.pid)
         return found
 
+    def index_pid(self) -> int:
+        """Return the process of the embedded index server."""
+        for child in psutil.Process(self.process.pid).children():
+            if "valkey-server" in " ".join(child.cmdline()):
+                return child.pid
+        raise AssertionError("no index server")
+
+    def wait_until_status(self, name: str, value: object, timeout_s: float = 60.0) -> None:
+        """Wait until the router's status has `value` under `name`."""
+        deadline_s = time.monotonic() + timeout_s
+        while (seen := httpx.get(f"{self.url}/status", timeout=5).json()[name]) != value:
+            assert time.monotonic() < deadline_s, f"{name} is {seen}: {self.text}{self.logs()}"
+            time.sleep(0.1)
+
     def logs(self) -> str:
         """Return the parts' log files."""
         files = sorted((self.folder / "logs").glob("*.log"))
