@@ -118,6 +118,11 @@ class TieredCache:
         each = [shelf.level.tier.bad_pages for shelf in self._shelves]
         return BadPages(sum(b.at_store for b in each), sum(b.at_load for b in each))
 
+    @property
+    def policy_failures(self) -> int:
+        """Calls in which a retention policy raised."""
+        return sum(shelf.level.manager.counts.failures for shelf in self._shelves)
+
     def lookup(self, page: PageId) -> LookupStatus:
         """Say what is known of a page; not a use of it."""
         best = LookupStatus.MISS

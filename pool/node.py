@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from pie.index.contract import PlaceRecord
@@ -23,6 +24,9 @@ from pie.pool.ram import RamTier
 from pie.pool.serving import PoolService
 from pie.pool.settings import PoolSettings
 from pie.pool.status import PoolStatus
+from pie.wire.figures import report
+from pie.wire.messages import AskStatus, Message
+from pie.wire.peer import Peer
 from pie.wire.server import WireServer
 from pie.wire.settings import WireSettings
 
@@ -53,7 +57,7 @@ class PoolNode:
             settings: Budgets and limits.
             index_url: Redis; None serves without telling anybody.
             epoch: This start's number, larger than those of earlier starts.
-            address: Where to listen; a free port of `settings.host` where None.
+            address: Where to listen; a free port of loopback where None.
             retention: Which pages leave first; `lru` where None.
             secret: 32 bytes that all of the cluster share, where pages are to be keyed with them.
             allow_remote: Whether the address may be reachable from other hosts.
@@ -72,8 +76,8 @@ class PoolNode:
         self._threads = ThreadPoolExecutor(settings.check_threads, thread_name_prefix="pie-pool")
         self._service = PoolService(self._cache, self._threads, settings)
         self._server = WireServer(
-            address or f"tcp://{settings.host}:0",
-            self._service.handle,
+            address or "tcp://127.0.0.1:0",
+            self._handle,
             epoch=epoch,
             allow_remote=allow_remote,
             settings=wire_settings,
@@ -164,6 +168,7 @@ class PoolNode:
             evicted=counters.evicted,
             demoted=counters.demoted,
             no_room=counters.no_room,
+            policy_failures=self._cache.policy_failures,
             bad_pages={
                 "at_store": bad.at_store,
                 "at_load": bad.at_load,
@@ -177,3 +182,12 @@ class PoolNode:
         """Assert that all tables agree. Only while the node is idle."""
         self._cache.check()
         self._service.claims.check()
+
+    async def _handle(self, peer: Peer, message: Message, frames: Sequence[memoryview]) -> None:
+        """Take one message: what is about the node itself here, what is about pages elsewhere."""
+        if isinstance(message, AskStatus):
+            state = "draining" if self._service.draining else "serving"
+            status = self.status()
+            await peer.send(report(message.request_id, self.place, self.epoch, state, status))
+        else:
+            await self._service.handle(peer, message, frames)

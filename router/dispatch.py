@@ -212,7 +212,7 @@ class Dispatcher:
         retry_after_s = self._settings.retry_after_s
         if refused is not None:
             retry_after_s = refused.retry_after_s or retry_after_s
-            if refused.code in (RefusalCode.OVERLOADED, RefusalCode.NO_ROOM):
+            if refused.code is RefusalCode.OVERLOADED:
                 return overloaded(f"All workers are busy: {refused.message}", retry_after_s)
             if refused.code is RefusalCode.DRAINING:
                 return unavailable("All workers are stopping.", retry_after_s)

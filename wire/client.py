@@ -29,6 +29,7 @@ from pie.wire.messages import (
     PutResult,
     RefusalCode,
     Refused,
+    StatusReport,
     StepTokens,
 )
 from pie.wire.settings import WireSettings
@@ -292,7 +293,7 @@ class WireClient:
         elif isinstance(message, PageData):
             self.counters.late_answers += 1
             self._credit(1)
-        elif isinstance(message, LookupResult | PutResult | Pong):
+        elif isinstance(message, LookupResult | PutResult | StatusReport | Pong):
             self.counters.late_answers += 1
         elif isinstance(message, Refused) and not request_id:
             if message.code is RefusalCode.STALE_EPOCH:

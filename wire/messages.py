@@ -14,7 +14,7 @@ import enum
 
 import msgspec
 
-from pie.page.events import Epoch
+from pie.page.events import Epoch, PlaceId
 from pie.page.format import PageHeader
 from pie.page.key import PageKey
 
@@ -26,7 +26,6 @@ class RefusalCode(enum.StrEnum):
     BAD_MESSAGE = "bad_message"
     OVERLOADED = "overloaded"
     CONTEXT_LENGTH = "context_length"
-    NO_ROOM = "no_room"
     DRAINING = "draining"
     FAILED = "failed"
 
@@ -57,6 +56,29 @@ class Credit(msgspec.Struct, frozen=True, tag="credit"):
     """The receiver has handled this many messages; the sender may send as many more."""
 
     messages: int
+
+
+# Status: anyone to a place
+
+
+class AskStatus(msgspec.Struct, frozen=True, tag="ask_status"):
+    """What have you counted? Answered by `StatusReport`, whatever the place's epoch is."""
+
+    request_id: str
+
+
+class StatusReport(msgspec.Struct, frozen=True, tag="status_report"):
+    """What a place says of itself; `pie.wire.figures` makes it from the place's own status."""
+
+    request_id: str
+    place: PlaceId
+    epoch: Epoch
+    state: str
+    """`serving`, or what keeps the place from it, such as `draining`."""
+    counters: dict[str, int | float] = {}
+    """What only grows, since this start. A name with a dot is one of several: `bad_pages.at_load`."""
+    gauges: dict[str, int | float] = {}
+    """What goes up and down, as it is now; named alike."""
 
 
 # Generation: router to worker
@@ -279,6 +301,8 @@ Message = (
     | Ping
     | Pong
     | Credit
+    | AskStatus
+    | StatusReport
     | Generate
     | Cancel
     | StepTokens

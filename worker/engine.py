@@ -417,7 +417,7 @@ class Engine:
             waiting=self._scheduler.waiting,
             loading=self._scheduler.loading,
             waiting_tokens=self._scheduler.waiting_tokens,
-            pages_total=self._table.total,
+            pages=self._table.total,
             pages_free=pages.free,
             pages_writable=pages.writable,
             pages_idle=pages.idle,

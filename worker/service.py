@@ -26,7 +26,8 @@ from pie.policies.policy_set import PolicySet
 from pie.pool.client import PoolClient
 from pie.pool.settings import PoolSettings
 from pie.wire.errors import RefusedError
-from pie.wire.messages import Cancel, Generate, Load, Message, RefusalCode
+from pie.wire.figures import report
+from pie.wire.messages import AskStatus, Cancel, Generate, Load, Message, RefusalCode
 from pie.wire.peer import Peer
 from pie.wire.server import WireServer
 from pie.worker.assembly import Assembly, assemble, make_engine, make_record
@@ -231,6 +232,9 @@ class WorkerService:
                     raise
             case Cancel(request_id):
                 self._thread.put(CancelOne(peer.id, request_id))
+            case AskStatus(request_id):
+                status = self.status()
+                await peer.send(report(request_id, self._place, self._epoch, status.state, status))
             case _:
                 raise RefusedError(
                     RefusalCode.BAD_MESSAGE, f"a worker takes no {type(message).__name__}"

@@ -12,11 +12,14 @@ from pie.page.format import PageHeader
 from pie.pool.conformance import sample_page
 from pie.pool.node import PoolNode
 from pie.pool.settings import PoolSettings
+from pie.pool.status import PoolStatus
 from pie.pool.tier import PageId, id_of
 from pie.wire.client import WireClient
 from pie.wire.errors import AddressError, RefusedError
+from pie.wire.figures import kinds
 from pie.wire.ids import new_request_id
 from pie.wire.messages import (
+    AskStatus,
     Generate,
     GetPages,
     Lookup,
@@ -27,6 +30,7 @@ from pie.wire.messages import (
     PutStatus,
     RefusalCode,
     Sampling,
+    StatusReport,
     StoreWanted,
 )
 from tests.pool.conftest import MakeClient, StartNode
@@ -228,6 +232,32 @@ async def test_a_full_node_lets_the_least_recently_used_pages_go(
     status = node.status()
     assert status.evicted >= 3
     assert status.used_bytes <= status.budget_bytes
+
+
+async def test_a_node_tells_what_it_counts(
+    start_node: StartNode, make_client: MakeClient, connect: Connect
+) -> None:
+    node = await start_node(ram_budget="1MiB", epoch=3)
+    pages = SamplePages(3)
+    await pages.store(make_client())
+    await pages.hits(make_client())
+    writer = await connect(node)
+    told, _ = await writer.wire.request(AskStatus(new_request_id()), timeout_s=5)
+    assert isinstance(told, StatusReport)
+    assert (told.place, told.epoch, told.state) == ("pool-0", 3, "serving")
+    assert told.counters["stored"] == told.counters["hits"] == 3
+    assert told.counters["bad_pages.at_load"] == told.counters["policy_failures"] == 0
+    assert told.gauges["pages.pool_ram"] == 3
+    assert 0 < told.gauges["used_bytes"] < told.gauges["budget_bytes"] == 1 << 20
+    await node.drain(5)
+    told, _ = await writer.wire.request(AskStatus(new_request_id()), timeout_s=5)
+    assert isinstance(told, StatusReport)
+    assert told.state == "draining"
+
+
+def test_every_number_of_a_status_is_a_counter_or_a_gauge() -> None:
+    said_otherwise = {"place", "epoch", "address", "index_mode", "draining"}
+    assert kinds(PoolStatus).keys() == set(PoolStatus.__struct_fields__) - said_otherwise
 
 
 async def test_a_draining_node_sends_but_takes_nothing(

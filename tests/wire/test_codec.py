@@ -6,11 +6,12 @@ import msgspec
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from pie.page.events import Epoch
+from pie.page.events import Epoch, PlaceId
 from pie.page.key import PageKey
 from pie.wire import BadMessage, WireSettings
 from pie.wire.codec import decode, encode
 from pie.wire.messages import (
+    AskStatus,
     Cancel,
     Credit,
     Generate,
@@ -20,6 +21,7 @@ from pie.wire.messages import (
     PageData,
     Ping,
     PutPages,
+    StatusReport,
     StepTokens,
     TokenDelta,
 )
@@ -35,6 +37,8 @@ MESSAGES: list[tuple[Message, list[memoryview]]] = [
     (Ping("id"), []),
     (Credit(3), []),
     (Cancel("id"), []),
+    (AskStatus("id"), []),
+    (StatusReport("id", PlaceId("w0"), Epoch(1), "serving", {"steps": 3}, {"rate": 0.5}), []),
     (Generate("id", Epoch(1), 1, 4, stop=("a",)), [FRAME]),
     (StepTokens(Epoch(1), (TokenDelta("id", (1, 2), "ab"),), LOAD), []),
     (Lookup("id", Epoch(1), ((PageKey(b"k" * 32), 0),)), []),

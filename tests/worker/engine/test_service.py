@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import msgspec
 import pytest
 from transformers import PreTrainedModel
 
@@ -14,8 +13,10 @@ from pie.index.settings import IndexSettings
 from pie.page.events import Part, PlaceId, Tier, part_bit
 from pie.page.key import page_keys
 from pie.tokens.tokenizer import Tokenizer
-from pie.wire.messages import FinishReason, Lookup, RefusalCode
+from pie.wire.figures import kinds
+from pie.wire.messages import AskStatus, FinishReason, Lookup, RefusalCode, StatusReport
 from pie.worker.service import WorkerService
+from pie.worker.status import WorkerStatus
 from tests.support.models import CONTEXT_TOKENS, VOCAB_SIZE, tiny_module
 from tests.support.redis_server import index_settings, redis_server, redis_url
 from tests.worker.engine.asking import Asker
@@ -227,8 +228,19 @@ async def test_a_failed_start_leaves_nothing_behind(places: Places, tmp_path: Pa
     assert places.workers[-1].status().state == "closed"
 
 
-async def test_status_is_a_message(worker: WorkerService) -> None:
-    assert msgspec.json.decode(msgspec.json.encode(worker.status()))["state"] == "serving"
+async def test_tells_what_it_counts(worker: WorkerService, asker: Asker) -> None:
+    await asker.ask(PROMPT, 4)
+    await until(lambda: worker.status().finished == 1)
+    told, _ = await asker.client.request(AskStatus("status"), timeout_s=5)
+    assert isinstance(told, StatusReport)
+    assert (told.place, told.epoch, told.state) == ("w0", worker.record.epoch, "serving")
+    assert told.counters["requests"] == told.counters["finished"] == 1
+    assert told.counters["prefill_tokens"] == len(PROMPT)
+    assert told.gauges["pages"] == worker.record.total_pages
+
+
+def test_every_number_of_a_status_is_a_counter_or_a_gauge() -> None:
+    assert kinds(WorkerStatus).keys() == set(WorkerStatus.__struct_fields__) - {"state"}
 
 
 async def test_a_step_that_fails_ends_its_requests_with_a_reason(
