@@ -74,7 +74,14 @@ class Places:
         self._closers.append(node.close)
         return node
 
-    async def worker(self, name: str, *, pool: bool = True, **fields: Any) -> WorkerService:
+    async def worker(
+        self,
+        name: str,
+        *,
+        pool: bool = True,
+        on_dead: Callable[[BaseException], None] | None = None,
+        **fields: Any,
+    ) -> WorkerService:
         self._epoch += 1
         worker = WorkerService(
             PlaceId(name),
@@ -85,6 +92,7 @@ class Places:
             address=f"ipc://{self.sockets}/{name}",
             epoch=Epoch(self._epoch),
             pool_settings=PoolSettings() if pool else None,
+            on_dead=on_dead,
             debug=True,
         )
         self.workers.append(worker)

@@ -1,4 +1,4 @@
-"""A worker process that is killed in the middle of an answer."""
+"""A worker process that is killed in the middle of an answer, or whose engine ends."""
 
 from __future__ import annotations
 
@@ -98,3 +98,23 @@ async def test_a_killed_worker_is_noticed_and_its_answer_goes_on_at_the_next_sta
     assert len(answer.token_ids) == 60
     answer.finish_reason = rest.finish_reason
     expect(tiny_module("llama"), PROMPT, answer, ignore_eos=True)
+
+
+async def test_a_worker_whose_engine_ends_is_gone_for_its_routers(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deaths: list[BaseException] = []
+    worker = await places.worker("w0", pool=False, on_dead=deaths.append)
+    asker = await connect(worker.record)
+    _, answer = await asker.send(PROMPT, 400, ignore_eos=True)
+    await asker.until_told(lambda: answer.deltas > 2)
+
+    def broken() -> bool:
+        raise AssertionError("a bug")
+
+    monkeypatch.setattr(worker._engine, "step", broken)
+    await asyncio.wait_for(asker.gone.wait(), 10)
+    assert [str(death) for death in deaths] == ["a bug"]
+    assert worker.status().state == "failed"
+    await asker.client.close()
+    places.workers.clear()  # what a bug left behind need not fit together

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+import pytest
+
+from pie.page.events import Epoch
+from pie.wire.errors import PeerGone, WireTimeout
+from pie.wire.messages import (
+    CachedTokens,
+    FinishReason,
+    Load,
+    Message,
+    PositionLogprobs,
+    RefusalCode,
+    Refused,
+    Started,
+    StepTokens,
+    TokenDelta,
+    TokenLogprob,
+)
+from pie.wire.peer import Peer
+from pie.worker.outbox import Outbox, merge
+
+LOAD = Load(1, 0, 0, 5, 9, 100.0, 2.0)
+BUSIER = Load(2, 0, 0, 4, 9, 100.0, 2.0)
+STARTED = Started(CachedTokens(), 0, 0, 0)
+
+
+class FakePeer:
+    """A router whose credit the test hands out."""
+
+    def __init__(self) -> None:
+        self.sent: list[Message] = []
+        self.credit = asyncio.Semaphore(0)
+        self.error: Exception | None = None
+        self.ended: str | None = None
+
+    @property
+    def has_credit(self) -> bool:
+        return not self.credit.locked()
+
+    async def send(self, message: Message) -> None:
+        if isinstance(message, StepTokens):
+            await self.credit.acquire()
+        if self.error is not None:
+            raise self.error
+        self.sent.append(message)
+
+    def end(self, reason: str) -> None:
+        self.ended = reason
+
+    @property
+    def steps(self) -> list[StepTokens]:
+        return [message for message in self.sent if isinstance(message, StepTokens)]
+
+
+def delta(request_id: str, *tokens: int, finish: FinishReason | None = None) -> TokenDelta:
+    text = "".join(f"<{token}>" for token in tokens)
+    return TokenDelta(request_id, tokens, text, finish)
+
+
+@pytest.fixture
+def peer() -> FakePeer:
+    return FakePeer()
+
+
+def make(peer: FakePeer, limit: int = 10) -> Outbox:
+    return Outbox(cast(Peer, peer), epoch=Epoch(3), limit=limit)
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def test_merging_keeps_everything_in_order() -> None:
+    logprobs = [PositionLogprobs(TokenLogprob(n, b"x", -1.0), ()) for n in (1, 2)]
+    first = TokenDelta("r", (1,), "a", started=STARTED, logprobs=(logprobs[0],))
+    second = TokenDelta("r", (2,), "b", FinishReason.STOP, logprobs=(logprobs[1],), stop_string="c")
+    assert merge(first, second) == TokenDelta(
+        "r", (1, 2), "ab", FinishReason.STOP, STARTED, tuple(logprobs), "c"
+    )
+
+
+async def test_what_comes_while_there_is_no_credit_goes_as_one(peer: FakePeer) -> None:
+    outbox = make(peer)
+    for token in range(5):
+        outbox.put([delta("a", token), delta("b", token)], LOAD)
+        await settle()
+    assert not peer.sent
+    for _ in range(3):
+        peer.credit.release()
+        await settle()
+    first, second = peer.steps
+    assert [one.token_ids for one in first.deltas] == [(0,), (0,)]
+    assert [one.token_ids for one in second.deltas] == [(1, 2, 3, 4), (1, 2, 3, 4)]
+    assert second.deltas[0].text == "<1><2><3><4>"
+    assert second.epoch == 3
+    await outbox.close()
+
+
+async def test_a_refusal_needs_no_credit(peer: FakePeer) -> None:
+    outbox = make(peer)
+    refused = Refused("r", RefusalCode.OVERLOADED, "busy")
+    outbox.refuse(refused)
+    await settle()
+    assert peer.sent == [refused]
+    await outbox.close()
+
+
+async def test_a_large_backlog_is_cut_into_messages(peer: FakePeer) -> None:
+    outbox = make(peer)
+    for name in "abcd":
+        outbox.put([delta(name, *range(20_000))], LOAD)
+    for _ in range(4):
+        peer.credit.release()
+    await settle()
+    assert [len(step.deltas) for step in peer.steps] == [2, 2]
+    await outbox.close()
+
+
+async def test_is_full_of_many_unsent_requests(peer: FakePeer) -> None:
+    outbox = make(peer, limit=3)
+    outbox.put([delta("first", 1)], LOAD)
+    await settle()
+    for name in "abc":
+        assert not outbox.is_full
+        outbox.put([delta(name, 1)], LOAD)
+    assert outbox.is_full
+    await outbox.close()
+
+
+async def test_a_load_is_told_once_and_only_where_there_is_credit(peer: FakePeer) -> None:
+    outbox = make(peer)
+    outbox.tell_load(LOAD)
+    await settle()
+    assert not peer.sent
+    for load in (LOAD, LOAD, BUSIER):
+        peer.credit.release()
+        outbox.tell_load(load)
+        await settle()
+    assert [step.load for step in peer.steps] == [LOAD, BUSIER]
+    await outbox.close()
+
+
+async def test_sent_waits_for_the_last_message(peer: FakePeer) -> None:
+    outbox = make(peer)
+    outbox.put([delta("a", 1)], LOAD)
+    waiting = asyncio.create_task(outbox.sent())
+    await settle()
+    assert not waiting.done()
+    peer.credit.release()
+    await asyncio.wait_for(waiting, 1)
+    await outbox.close()
+
+
+async def test_a_router_that_takes_nothing_is_taken_for_gone(peer: FakePeer) -> None:
+    outbox = make(peer)
+    peer.error = WireTimeout("no credit")
+    peer.credit.release()
+    outbox.put([delta("a", 1)], LOAD)
+    await settle()
+    assert peer.ended is not None
+    await asyncio.wait_for(outbox.sent(), 1)
+    await outbox.close()
+
+
+async def test_a_router_that_went_is_forgotten_quietly(peer: FakePeer) -> None:
+    outbox = make(peer)
+    peer.error = PeerGone("it ended")
+    peer.credit.release()
+    outbox.put([delta("a", 1)], LOAD)
+    await asyncio.wait_for(outbox.sent(), 1)
+    assert peer.ended is None
+    await outbox.close()
