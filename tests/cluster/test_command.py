@@ -104,8 +104,17 @@ def test_config_show_says_where_each_value_came_from(tmp_path):
     assert lines["model.page_tokens"] == ["16", "default"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-@pytest.mark.parametrize("words", ["ray       starting", "worker-0  ", "Ctrl-C stops it"])
+@pytest.mark.parametrize(
+    ("words", "number"),
+    [
+        ("ray       starting", signal.SIGTERM),
+        ("ray       starting", signal.SIGKILL),
+        ("worker-0  ", signal.SIGTERM),
+        ("worker-0  ", signal.SIGKILL),
+        ("Ctrl-C stops it", signal.SIGINT),
+        ("Ctrl-C stops it", signal.SIGKILL),
+    ],
+)
 def test_ended_at_any_moment_it_leaves_nothing_behind(tmp_path, temporary, number, words):
     serving = Serving(tmp_path, {"PIE_CLUSTER__WORKERS": "1", "TMPDIR": str(temporary)})
     try:

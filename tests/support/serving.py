@@ -125,13 +125,17 @@ class Serving:
 
     def stop(self, number: int = signal.SIGTERM, timeout_s: float = 60.0) -> int:
         """Send a signal and return the exit code."""
+        family: list[psutil.Process] = []
         if self.process.poll() is None:
+            family = psutil.Process(self.process.pid).children(recursive=True)
             self.process.send_signal(number)
         try:
             self.process.wait(timeout_s)
         finally:
             self.process.kill()
             self.process.wait()
+            # What a signal ends at once, the guard cleans up a little later.
+            psutil.wait_procs(family, timeout=20)
             self._reader.join(10)
             assert self.process.stdout is not None
             self.process.stdout.close()
