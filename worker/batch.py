@@ -79,7 +79,7 @@ class StepOutput:
     rows: Sequence[range]
     """For each pass, its rows of `logits`; empty where it asked for none."""
     scores: Sequence[torch.Tensor | None]
-    """For each pass, float32 `[layers, query_heads, slots]`: attention that its last
+    """For each pass, float32 `[layers, most query_heads of any layer, slots]`: attention that its last
     `scores_queries` tokens paid to each slot, summed over them; None where not asked for."""
 
     def of(self, index: int) -> torch.Tensor:

@@ -38,6 +38,7 @@ class Step:
         self._specs = specs
         device = arena.device
         page_tokens = arena.layout.page_tokens
+        heads = max(spec.query_heads for spec in specs)
         ids: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
@@ -62,7 +63,7 @@ class Step:
                 wanted.append(row + count - 1)
             self.rows.append(range(before, len(wanted)))
             scores = (
-                torch.zeros((len(specs), specs[0].query_heads, one.end), device=device)
+                torch.zeros((len(specs), heads, one.end), device=device)
                 if one.scores_queries
                 else None
             )

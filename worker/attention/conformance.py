@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 
 from pie.worker.attention import reference
-from pie.worker.attention.protocol import AttentionBackend, AttentionSpec, Span
+from pie.worker.attention.protocol import AttentionBackend, AttentionSpec, Capabilities, Span
 
 _GARBAGE = 60.0
 
@@ -28,7 +29,7 @@ _SCORE_TOLERANCE = 2e-5
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Piece:
     """A span to make: where it starts, how many tokens, and what is special about it."""
 
     start: int
@@ -45,7 +46,7 @@ class Case:
 
     name: str
     spec: AttentionSpec
-    parts: tuple[Part, ...]
+    pieces: tuple[Piece, ...]
     dtype: torch.dtype = torch.float32
     page_tokens: int = 16
 
@@ -71,15 +72,25 @@ def _spec(
     return AttentionSpec(query_heads, kv_heads, dim, value_dim or dim, scaling, window, softcap)
 
 
-_DECODE = (Part(0, 1), Part(15, 1), Part(16, 1), Part(40, 1), Part(203, 1))
-_PREFILL = (Part(0, 37),)
-_LONG = (Part(0, 300), Part(129, 190))
-_CHUNK = (Part(21, 30), Part(64, 17))
-_MIXED = (Part(0, 37), Part(33, 1), Part(21, 30), Part(200, 1), Part(7, 1), Part(16, 2), Part(0, 1))
-_FROZEN = (Part(31, 1, is_written=False), Part(0, 4, is_written=False), Part(9, 1))
+_DECODE = (Piece(0, 1), Piece(15, 1), Piece(16, 1), Piece(40, 1), Piece(203, 1))
+_PREFILL = (Piece(0, 37),)
+_LONG = (Piece(0, 300), Piece(129, 190))
+_CHUNK = (Piece(21, 30), Piece(64, 17))
+_MIXED = (
+    Piece(0, 37),
+    Piece(33, 1),
+    Piece(21, 30),
+    Piece(200, 1),
+    Piece(7, 1),
+    Piece(16, 2),
+    Piece(0, 1),
+)
+_FROZEN = (Piece(31, 1, is_written=False), Piece(0, 4, is_written=False), Piece(9, 1))
 
 _FLOAT32 = (
     Case("decode", _spec(), _DECODE),
+    Case("long_decode", _spec(), (Piece(0, 1), Piece(699, 1), Piece(350, 1))),
+    Case("long_decode_in_a_window", _spec(window=300), (Piece(699, 1), Piece(350, 1))),
     Case("prefill", _spec(), _PREFILL),
     Case("long_prefill", _spec(), _LONG),
     Case("prefill_after_a_prefix", _spec(), _CHUNK),
@@ -105,14 +116,18 @@ _FLOAT32 = (
     Case("large_heads", _spec(2, 1, 256), _MIXED),
     Case("unequal_dims", _spec(dim=48, value_dim=32), _MIXED),
     Case("reads_frozen_pages", _spec(), _FROZEN),
-    Case("mask", _spec(), (Part(0, 20, "random"), Part(40, 1, "random"), Part(21, 9, "random"))),
-    Case("mask_that_leaves_nothing", _spec(), (Part(0, 20, "holes"), Part(33, 1, "holes"))),
-    Case("mask_and_window", _spec(window=12), (Part(30, 9, "holes"), Part(50, 1))),
+    Case("mask", _spec(), (Piece(0, 20, "random"), Piece(40, 1, "random"), Piece(21, 9, "random"))),
+    Case("mask_that_leaves_nothing", _spec(), (Piece(0, 20, "holes"), Piece(33, 1, "holes"))),
+    Case("mask_and_window", _spec(window=12), (Piece(30, 9, "holes"), Piece(50, 1))),
     Case(
-        "scores", _spec(), (Part(0, 20, "", 4), Part(40, 1, "", 1), Part(21, 9), Part(3, 5, "", 5))
+        "scores",
+        _spec(),
+        (Piece(0, 20, "", 4), Piece(40, 1, "", 1), Piece(21, 9), Piece(3, 5, "", 5)),
     ),
-    Case("scores_and_mask", _spec(window=12), (Part(30, 9, "random", 3), Part(50, 1, "holes", 1))),
-    Case("scores_and_softcap", _spec(softcap=2.0), (Part(30, 9, "", 3), Part(2, 1))),
+    Case(
+        "scores_and_mask", _spec(window=12), (Piece(30, 9, "random", 3), Piece(50, 1, "holes", 1))
+    ),
+    Case("scores_and_softcap", _spec(softcap=2.0), (Piece(30, 9, "", 3), Piece(2, 1))),
 )
 
 CASES: tuple[Case, ...] = (
@@ -137,12 +152,7 @@ def run(backend: AttentionBackend, case: Case, device: torch.device | str = "cpu
     device = torch.device(device)
     step = _Step(case, device)
     able = backend.capabilities
-    if (
-        device.type not in able.devices
-        or case.dtype not in able.dtypes
-        or not able.covers(case.spec)
-        or not all(able.takes(span) for span in step.spans)
-    ):
+    if device.type not in able.devices or case not in declared(able):
         raise Unsupported(f"{backend.name} does not do {case}")
     plan = backend.plan(step.spans, case.page_tokens, device)
     out = torch.full(
@@ -154,7 +164,7 @@ def run(backend: AttentionBackend, case: Case, device: torch.device | str = "cpu
     before = (step.keys.clone(), step.values.clone())
     with torch.inference_mode():
         plan.attend(1, case.spec, step.query, step.key, step.value, step.keys, step.values, out)
-    want, want_scores = reference.attend(case.spec, step.spans, step.query, step.keys, step.values)
+    want, want_scores = _expected(case)
     assert torch.equal(before[0], step.keys), f"{case}: the arena's keys were written"
     assert torch.equal(before[1], step.values), f"{case}: the arena's values were written"
     error = float((out.cpu().double() - want).abs().max() / want.abs().max())
@@ -173,14 +183,14 @@ class _Step:
     def __init__(self, case: Case, device: torch.device) -> None:
         draw = torch.Generator().manual_seed(1)
         spec, page_tokens = case.spec, case.page_tokens
-        pages = [-(-(p.start + p.tokens) // page_tokens) for p in case.parts]
+        pages = [-(-(p.start + p.tokens) // page_tokens) for p in case.pieces]
         total = sum(pages) + 3
         scattered = torch.randperm(total, generator=draw).tolist()
 
         def noise(*shape: int) -> torch.Tensor:
             return torch.randn(shape, generator=draw).to(case.dtype)
 
-        rows = sum(part.tokens for part in case.parts)
+        rows = sum(piece.tokens for piece in case.pieces)
         self.query = noise(rows, spec.query_heads, spec.key_dim)
         self.key = noise(rows, spec.kv_heads, spec.key_dim)
         self.value = noise(rows, spec.kv_heads, spec.value_dim)
@@ -192,48 +202,67 @@ class _Step:
         )
         self.spans: list[Span] = []
         row = 0
-        for part, count in zip(case.parts, pages, strict=True):
+        for piece, count in zip(case.pieces, pages, strict=True):
             page_ids, scattered = scattered[:count], scattered[count:]
-            end = part.start + part.tokens
+            end = piece.start + piece.tokens
             for slot in range(end):
                 page, offset = page_ids[slot // page_tokens], slot % page_tokens
-                if slot >= part.start and part.is_written:
-                    self.keys[page, offset] = self.key[row + slot - part.start]
-                    self.values[page, offset] = self.value[row + slot - part.start]
+                if slot >= piece.start and piece.is_written:
+                    self.keys[page, offset] = self.key[row + slot - piece.start]
+                    self.values[page, offset] = self.value[row + slot - piece.start]
                 else:
                     self.keys[page, offset] = noise(spec.kv_heads, spec.key_dim)
                     self.values[page, offset] = noise(spec.kv_heads, spec.value_dim)
             scores = (
                 torch.zeros((2, spec.query_heads, end), device=device)
-                if part.scores_queries
+                if piece.scores_queries
                 else None
             )
             self.spans.append(
                 Span(
                     first_row=row,
-                    tokens=part.tokens,
-                    start=part.start,
+                    tokens=piece.tokens,
+                    start=piece.start,
                     page_ids=page_ids,
-                    is_written=part.is_written,
-                    mask=_mask(part, end, draw),
+                    is_written=piece.is_written,
+                    mask=_mask(piece, end, draw),
                     scores=scores,
-                    scores_queries=part.scores_queries,
+                    scores_queries=piece.scores_queries,
                 )
             )
-            row += part.tokens
+            row += piece.tokens
         for name in ("query", "key", "value", "keys", "values"):
             setattr(self, name, getattr(self, name).to(device))
 
 
-def _mask(part: Part, end: int, draw: torch.Generator) -> torch.Tensor | None:
-    if not part.mask:
+@cache
+def _expected(case: Case) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Return what the reference makes of a case; several backends are compared with it."""
+    step = _Step(case, torch.device("cpu"))
+    return reference.attend(case.spec, step.spans, step.query, step.keys, step.values)
+
+
+def _mask(piece: Piece, end: int, draw: torch.Generator) -> torch.Tensor | None:
+    if not piece.mask:
         return None
-    mask = torch.rand((part.tokens, end), generator=draw) < 0.6
-    own = torch.arange(part.start, end)
-    mask[torch.arange(part.tokens), own] = True
-    if part.mask == "holes":
-        mask[:: max(1, part.tokens // 3)] = False
+    mask = torch.rand((piece.tokens, end), generator=draw) < 0.6
+    own = torch.arange(piece.start, end)
+    mask[torch.arange(piece.tokens), own] = True
+    if piece.mask == "holes":
+        mask[:: max(1, piece.tokens // 3)] = False
     return mask
+
+
+def declared(able: Capabilities) -> tuple[Case, ...]:
+    """Return the cases that a backend declares it can do."""
+    return tuple(
+        case
+        for case in CASES
+        if case.dtype in able.dtypes
+        and able.covers(case.spec)
+        and (able.mask or not any(piece.mask for piece in case.pieces))
+        and (able.scores or not any(piece.scores_queries for piece in case.pieces))
+    )
 
 
 def names(cases: Sequence[Case] = CASES) -> list[str]:

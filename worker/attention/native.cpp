@@ -366,6 +366,8 @@ void prefill_rows(const Layer& l, const Tensors<T>& t, const Span& span, const P
     at::native::cpublas::brgemm(height, dv, kBlock, kBlock, dv, dv, true, weights,
                                 memory + packed.values + b * kBlock * dv, sums, pair == 2);
   }
+  // On AMX a thread keeps its tiles configured until told, and what runs next on it would find them so.
+  at::native::cpublas::brgemm_release(pair == 2);
   for (int64_t r = 0; r < rows; ++r) {
     T* row = t.row(l, span.first_row + w.first + r / l.group, w.head * l.group + r % l.group);
     for (int64_t d = 0; d < dv; ++d) narrow(sums[r * dv + d] / total[r], row[d]);
@@ -405,7 +407,6 @@ void prefill(const Layer& l, const Tensors<T>& t, const std::vector<Span>& spans
     const Work& w = works[i];
     prefill_rows<T, C>(l, t, spans[w.span], packed[w.span * l.kv_heads + w.head], w, memory.get());
   });
-  at::native::cpublas::brgemm_release(pair == 2);
 }
 
 // --- the operator ------------------------------------------------------------------------------------------

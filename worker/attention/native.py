@@ -60,10 +60,16 @@ class NativeBackend:
         unequal_dims=True,
     )
 
-    def __init__(self) -> None:
-        """See `native_backend`, which builds and loads what this needs."""
-        # Elsewhere, bfloat16 products are emulated and slower than float32 ones.
-        self._matrix_bfloat16 = bool({"avx512_bf16", "amx_bf16"} & cpu_features())
+    def __init__(self, *, matrix_bfloat16: bool | None = None) -> None:
+        """See `native_backend`, which builds and loads what this needs.
+
+        Args:
+            matrix_bfloat16: Multiply bfloat16 as it is; False widens it first. None asks the CPU:
+                where it has no such instructions, they are emulated and slower than float32.
+        """
+        if matrix_bfloat16 is None:
+            matrix_bfloat16 = bool({"avx512_bf16", "amx_bf16"} & cpu_features())
+        self._matrix_bfloat16 = matrix_bfloat16
 
     def plan(self, spans: Sequence[Span], page_tokens: int, device: torch.device) -> Plan:
         """Lay the spans out for the operator."""

@@ -57,7 +57,7 @@ class Span:
     mask: torch.Tensor | None = None
     """bool `[tokens, end]`"""
     scores: torch.Tensor | None = None
-    """float32 `[layers, query_heads, end]`, zeros: the attention that the last `scores_queries`
+    """float32 `[layers, most query_heads of any layer, end]`, zeros: the attention that the last `scores_queries`
     tokens pay to each slot is added to it."""
     scores_queries: int = 0
 

@@ -224,7 +224,7 @@ class _SingleView:
                 weights = weights.masked_fill(~mask, 0.0)
             if span.scores is not None and rows.stop > scored:
                 paid = weights[:, :, max(scored - at, 0) :].sum(2).flatten(0, 1)
-                span.scores[layer, :, self._base : span.end] += paid
+                span.scores[layer, : spec.query_heads, self._base : span.end] += paid
             result = weights.to(v.dtype) @ v[:, None]
             out[rows] = result.permute(2, 0, 1, 3).flatten(1, 2)
 

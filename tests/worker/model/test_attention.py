@@ -8,26 +8,30 @@ import pytest
 import torch
 
 from pie.worker.attention import conformance
-from pie.worker.attention.conformance import CASES, Case, names
+from pie.worker.attention.conformance import CASES, Case, declared, names
 from pie.worker.attention.native import NativeBackend, native_backend
-from pie.worker.attention.protocol import AttentionBackend
 from pie.worker.attention.torch_backend import TorchBackend
 from pie.worker.settings import DEFAULT_CACHE_FOLDER
 
+NATIVE = declared(NativeBackend.capabilities)
+LONG = tuple(case for case in NATIVE if "long" in case.name or case.name == "mixed")
+BFLOAT16 = tuple(case for case in NATIVE if case.dtype is torch.bfloat16)
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
+
+@pytest.fixture(scope="module")
+def native() -> NativeBackend:
+    backend = native_backend(DEFAULT_CACHE_FOLDER)
+    if backend is None:
+        pytest.skip("no C++ compiler here, so no native backend")
+    return backend
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(2)
     yield
     torch.set_num_threads(before)
-
-
-def run(backend: AttentionBackend, case: Case, device: str = "cpu") -> None:
-    try:
-        conformance.run(backend, case, device)
-    except conformance.Unsupported as reason:
-        pytest.skip(str(reason))
 
 
 @pytest.mark.parametrize("case", CASES, ids=names())
@@ -38,17 +42,27 @@ def test_torch_does_every_case(case: Case) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 @pytest.mark.parametrize("case", CASES, ids=names())
 def test_torch_does_every_case_on_cuda(case: Case) -> None:
-    run(TorchBackend(), case, "cuda")
+    conformance.run(TorchBackend(), case, "cuda")
 
 
-@pytest.fixture(scope="session")
-def native() -> NativeBackend:
-    backend = native_backend(DEFAULT_CACHE_FOLDER)
-    if backend is None:
-        pytest.skip("no C++ compiler here, so no native backend")
-    return backend
-
-
-@pytest.mark.parametrize("case", CASES, ids=names())
+@pytest.mark.parametrize("case", NATIVE, ids=names(NATIVE))
 def test_native_does_every_case_that_it_declares(native: NativeBackend, case: Case) -> None:
-    run(native, case)
+    conformance.run(native, case)
+
+
+@pytest.mark.parametrize("case", LONG, ids=names(LONG))
+@pytest.mark.usefixtures("two_threads")
+def test_native_threads_do_not_disturb_one_another(native: NativeBackend, case: Case) -> None:
+    conformance.run(native, case)
+
+
+@pytest.mark.parametrize("case", BFLOAT16, ids=names(BFLOAT16))
+@pytest.mark.usefixtures("native")
+def test_native_is_right_where_the_cpu_has_no_bfloat16_products(case: Case) -> None:
+    conformance.run(NativeBackend(matrix_bfloat16=False), case)
+
+
+def test_a_case_that_a_backend_does_not_declare_is_not_run(native: NativeBackend) -> None:
+    masked = next(case for case in CASES if case.name == "mask")
+    with pytest.raises(conformance.Unsupported, match="does not do mask"):
+        conformance.run(native, masked)
