@@ -159,7 +159,7 @@ inline void fetch(const T* p, int64_t count) {
     __builtin_prefetch(reinterpret_cast<const char*>(p) + at, 0, 2);
 }
 
-constexpr int64_t kStep = 64;  // slots that decode takes at once
+constexpr int64_t kStep = 16;  // slots that decode takes at once
 constexpr int64_t kMostLanes = 32;
 
 // One chunk, all heads, so that a page is read from end to end. `state` gets, for each query head, the largest
@@ -172,7 +172,8 @@ void decode_chunk(const Layer& l, const Tensors<T>& t, const Span& span, const C
   const auto read = [](const auto* p, int64_t n, int64_t tail, Lanes* out) {
     for (int64_t j = 0; j < n; ++j) out[j] = tail && j == n - 1 ? load(p + j * 16, tail) : load(p + j * 16);
   };
-  Lanes q[kMostLanes], wide[kMostLanes], sums[kMostLanes];
+  // Heads that share a KV head take its keys and values from here, widened once.
+  Lanes q[kMostLanes], sums[kMostLanes], wide_keys[kStep * kMostLanes], wide_values[kStep * kMostLanes];
   float logits[kStep];
   for (int64_t h = 0; h < heads; ++h) {
     state[h * width] = kNone;
@@ -186,17 +187,25 @@ void decode_chunk(const Layer& l, const Tensors<T>& t, const Span& span, const C
       fetch(t.value(l, span, slot + count, 0), l.kv_heads * dv * count);
     }
     for (int64_t h = 0; h < heads; ++h) {
-      const T* keys = t.key(l, span, slot, h / l.group);
-      const T* values = t.value(l, span, slot, h / l.group);
+      if (h % l.group == 0) {
+        const T* keys = t.key(l, span, slot, h / l.group);
+        const T* values = t.value(l, span, slot, h / l.group);
+        for (int64_t i = 0; i < count; ++i) {
+          read(keys + i * l.kv_heads * dk, nk, tail_k, wide_keys + i * nk);
+          read(values + i * l.kv_heads * dv, nv, tail_v, wide_values + i * nv);
+        }
+      }
       read(query + h * t.query_head, nk, tail_k, q);
+      for (int64_t i = 0; i < count; ++i) {
+        Lanes sum = q[0] * wide_keys[i * nk];
+        for (int64_t j = 1; j < nk; ++j) sum += q[j] * wide_keys[i * nk + j];
+        logits[i] = total(sum);
+      }
       float* own = state + h * width;
       float most = own[0];
       for (int64_t i = 0; i < count; ++i) {
-        read(keys + i * l.kv_heads * dk, nk, tail_k, wide);
-        Lanes sum = q[0] * wide[0];
-        for (int64_t j = 1; j < nk; ++j) sum += q[j] * wide[j];
-        logits[i] = l.logit(total(sum));
-        most = std::max(most, logits[i]);
+        logits[i] = l.logit(logits[i]);
+        most = logits[i] > most ? logits[i] : most;
       }
       const float shrink = own[0] == kNone ? 0.0f : exp_negative(own[0] - most);
       float sum = 0.0f;
@@ -209,10 +218,8 @@ void decode_chunk(const Layer& l, const Tensors<T>& t, const Span& span, const C
       own[1] = own[1] * shrink + sum;
       read(own + 2, nv, tail_v, sums);
       for (int64_t j = 0; j < nv; ++j) sums[j] *= shrink;
-      for (int64_t i = 0; i < count; ++i) {
-        read(values + i * l.kv_heads * dv, nv, tail_v, wide);
-        for (int64_t j = 0; j < nv; ++j) sums[j] += logits[i] * wide[j];
-      }
+      for (int64_t i = 0; i < count; ++i)
+        for (int64_t j = 0; j < nv; ++j) sums[j] += logits[i] * wide_values[i * nv + j];
       std::memcpy(own + 2, sums, dv * sizeof(float));
     }
   }
