@@ -52,6 +52,9 @@ from pie.worker.working_set import WorkingSet
 log = logging.getLogger("pie.worker.engine")
 
 _LONGEST_RETRY_S = 30.0
+_LEAST_PREFILL = 8
+"""Prefill beside decode gets this part of a step's tokens at least, however slow the decode: else
+new requests would wait for the running ones to end."""
 
 
 class StepRunner(Protocol):
@@ -392,7 +395,8 @@ class Engine:
                 self._offload.store(batch)
 
     def _prefill_tokens(self) -> int:
-        return self._times.prefill_tokens(self._limits.step_target_s, least=self._page_tokens)
+        least = max(self._page_tokens, self._limits.scheduler.step_tokens // _LEAST_PREFILL)
+        return self._times.prefill_tokens(self._limits.step_target_s, least=least)
 
     def _retry_after_s(self) -> float:
         seconds = self._times.prefill.seconds(self._scheduler.waiting_tokens)
