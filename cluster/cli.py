@@ -93,7 +93,7 @@ def status(
     config: ConfigFile = None,
     at: Annotated[str | None, typer.Option(help="Address of a router, http://HOST:PORT.")] = None,
 ) -> None:
-    """Show workers, pool, index mode, pages by tier and hit rate of a running cluster."""
+    """Show a running cluster's workers, pool nodes, index mode and hit rate."""
     from pie.cluster.status import show_status  # noqa: PLC0415
 
     with _sentences():

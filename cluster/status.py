@@ -6,13 +6,15 @@ Covers asking a router and printing its answer. Does not cover what is counted
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import httpx
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
 from pie.cluster.errors import NotRunningError
-from pie.router.status import ClusterStatus
+from pie.router.status import ClusterStatus, PlaceLine, WorkerLine
 
 _TIMEOUT_S = 5.0
 
@@ -46,32 +48,19 @@ def show_status(url: str, token: str, console: Console) -> None:
     """
     status = fetch_status(url, token)
     console.print(f"router  {url}    model {status.model or 'none'}    index {status.index}")
-    workers = Table(box=None, pad_edge=False)
-    for heading in (
-        "worker",
-        "state",
-        "running",
-        "waiting",
-        "pages free",
-        "pages",
-        "prefill tok/s",
-    ):
-        workers.add_column(heading, justify="left" if heading in {"worker", "state"} else "right")
-    for one in status.workers:
-        workers.add_row(
-            one.place,
-            one.state,
-            str(one.running),
-            str(one.waiting),
-            f"{one.free_pages}/{one.total_pages}",
-            _tiers(one.pages),
-            f"{one.prefill_tokens_per_s:.0f}",
-        )
-    console.print(workers)
-    for node in status.pool:
-        console.print(f"{node.place}  {_tiers(node.pages)}")
+    if status.reason:
+        console.print(f"why     {status.reason}", markup=False)
+    console.print(_loads(status.workers))
+    told = [one for one in status.workers if one.counters]
+    if told:
+        console.print()
+        console.print(_work(told))
+    if status.pool:
+        console.print()
+        console.print(_nodes(status.pool))
     share = status.cached_tokens_total / status.prompt_tokens if status.prompt_tokens else 0.0
     sources = ", ".join(f"{name} {count}" for name, count in status.cached_tokens.items() if count)
+    console.print()
     console.print(
         f"hit rate {share:.1%} of {status.prompt_tokens} prompt tokens"
         + (f" ({sources})" if sources else "")
@@ -79,5 +68,90 @@ def show_status(url: str, token: str, console: Console) -> None:
     )
 
 
-def _tiers(pages: dict[str, int]) -> str:
-    return ", ".join(f"{tier} {count}" for tier, count in pages.items()) or "none"
+def _loads(workers: Sequence[WorkerLine]) -> Table:
+    """Return how busy each worker is."""
+    table = _table(
+        "worker", "state", "running", "waiting", "pages free", "indexed", "prefill tok/s"
+    )
+    for one in workers:
+        table.add_row(
+            one.place,
+            one.state,
+            str(one.running),
+            str(one.waiting),
+            f"{one.free_pages}/{one.total_pages}",
+            short(sum(one.pages.values())),
+            f"{one.prefill_tokens_per_s:.0f}",
+        )
+    return table
+
+
+def _work(workers: Sequence[WorkerLine]) -> Table:
+    """Return what each worker has done since its start."""
+    columns = {
+        "cached tok": "cached_tokens_device",
+        "from pool": "cached_tokens_pool",
+        "stored": "pages_stored",
+        "dropped": "pages_store_dropped",
+        "loaded": "pages_loaded",
+        "preempted": "preemptions",
+        "failed": "failed",
+    }
+    table = _table("worker", *columns)
+    for one in workers:
+        table.add_row(one.place, *(_figure(one.counters, name) for name in columns.values()))
+    return table
+
+
+def _nodes(nodes: Sequence[PlaceLine]) -> Table:
+    """Return what each pool node holds, and what it has done since its start."""
+    table = _table(
+        "pool", "state", "used", "of", "pages", "hits", "misses", "evicted", "bad", "indexed"
+    )
+    for one in nodes:
+        table.add_row(
+            one.place,
+            one.state,
+            _size(one.gauges, "used_bytes"),
+            _size(one.gauges, "budget_bytes"),
+            _figure(one.gauges, "pages"),
+            *(_figure(one.counters, name) for name in ("hits", "misses", "evicted", "bad_pages")),
+            short(sum(one.pages.values())),
+        )
+    return table
+
+
+def _table(*headings: str) -> Table:
+    """Return an empty table; names and states stand left, numbers right."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in headings:
+        is_number = heading not in {"worker", "pool", "state"}
+        table.add_column(heading, justify="right" if is_number else "left", no_wrap=True)
+    return table
+
+
+def _figure(figures: Mapping[str, float], name: str) -> str:
+    """Return a figure, the sum of those that have its name before a dot, or `-` for none."""
+    found = [value for key, value in figures.items() if key.partition(".")[0] == name]
+    return short(sum(found)) if found else "-"
+
+
+def _size(figures: Mapping[str, float], name: str) -> str:
+    """Return a number of bytes to read, or `-` for none."""
+    size = figures.get(name)
+    return "-" if size is None else _scaled(size, 1024, (" B", " KiB", " MiB", " GiB", " TiB"))
+
+
+def short(number: float) -> str:
+    """Return a count in a few characters: 99999, 123k, 4.5M."""
+    return f"{number:.0f}" if number < 100_000 else _scaled(number, 1000, ("", "k", "M", "G"))
+
+
+def _scaled(number: float, step: int, units: Sequence[str]) -> str:
+    """Return a number with three digits and a unit."""
+    at = 0
+    # What would be rounded up to a step is one already.
+    while number >= step - 0.5 and at < len(units) - 1:
+        number /= step
+        at += 1
+    return f"{number:.{0 if at == 0 or number >= 99.95 else 1}f}{units[at]}"

@@ -28,6 +28,7 @@ from pie.router.api.body import BodyLimits, GenerationBody, parse_body
 from pie.router.api.chat import ChatBody, ChatShaper
 from pie.router.api.completions import CompletionBody, CompletionShaper
 from pie.router.api.listing import Model, ModelList
+from pie.router.census import Census, CensusTaker
 from pie.router.errors import ApiError, invalid, model_not_found, server_error, unavailable
 from pie.router.exchange import BodyBudget, ClientGoneError, Exchange
 from pie.router.gate import Gate
@@ -60,7 +61,8 @@ class RouterApp:
         answerer: Answerer,
         gate: Gate,
         metrics: RouterMetrics,
-        status: Callable[[], ClusterStatus],
+        census: CensusTaker,
+        status: Callable[[Census | None], ClusterStatus],
     ) -> None:
         self._settings = settings
         self._catalog = catalog
@@ -68,6 +70,7 @@ class RouterApp:
         self._answerer = answerer
         self._gate = gate
         self._metrics = metrics
+        self._census = census
         self._status = status
         self._token = settings.api_token.get_secret_value().encode()
         self._bodies = BodyBudget(int(settings.body_budget_bytes), settings.retry_after_s)
@@ -263,7 +266,7 @@ class RouterApp:
         await exchange.respond_json(200, {"status": "ok"})
 
     async def _ready(self, exchange: Exchange) -> None:
-        status = self._status()
+        status = self._status(None)
         if not status.ready:
             raise unavailable(status.reason, self._settings.retry_after_s, "not_ready")
         await exchange.respond_json(
@@ -271,10 +274,12 @@ class RouterApp:
         )
 
     async def _show_status(self, exchange: Exchange) -> None:
-        await exchange.respond_json(200, self._status())
+        await exchange.respond_json(200, self._status(await self._census.take()))
 
     async def _show_metrics(self, exchange: Exchange) -> None:
-        self._status()
+        census = await self._census.take()
+        self._status(census)
+        self._metrics.places.show(census)
         await exchange.respond(
             200, self._metrics.render(), content_type="text/plain; version=0.0.4; charset=utf-8"
         )

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from pie.index.contract import PlaceRecord
 from pie.page.key import PageKey
+from pie.router.asking import ask_status
 from pie.router.rates import Rates
 from pie.wire import Buffer, WireClient, WireError, WireSettings, WireTimeout
 from pie.wire.messages import (
@@ -25,6 +26,7 @@ from pie.wire.messages import (
     Load,
     Message,
     Refused,
+    StatusReport,
     StepTokens,
     TokenDelta,
 )
@@ -164,6 +166,11 @@ class WorkerLink:
         """Stop listening to an attempt, and tell the worker to give it up where it still runs."""
         if self._end(request_id) is not None and not self._closed:
             self._spawn(self._send_cancel(request_id))
+
+    async def ask_status(self, timeout_s: float) -> StatusReport | None:
+        """Return what the worker says of itself; None where it says nothing in time."""
+        client = self._client
+        return None if client is None else await ask_status(client, self.record, timeout_s)
 
     def _end(self, request_id: str) -> Running | None:
         """Take an attempt out of the books."""

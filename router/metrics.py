@@ -1,7 +1,7 @@
 """What the router counts, for `/metrics`.
 
-Covers names and meanings. Does not cover metrics of workers and pool nodes, which count for
-themselves.
+Covers names and meanings. Does not cover what workers and pool nodes count
+(`pie.router.place_metrics`), which is in the same registry.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from pie.router.place_metrics import PlaceMetrics
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _OVERHEAD = (0.0005, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05, 0.1, 1)
@@ -46,6 +48,8 @@ class RouterMetrics:
             "policy_failures", "Choices that the routing policy failed to make."
         )
         self.workers = gauge("workers", "Workers that take requests.")
+        self.places = PlaceMetrics()
+        self.registry.register(self.places)
         self.index_mode = gauge("index_mode", "1 for the mode that the index is in.", "mode")
 
     def total(self, counter: Counter) -> int:

@@ -23,6 +23,7 @@ from pie.page.events import PlaceKind
 from pie.policies.routing import RoutingPolicy
 from pie.router.answer import Answerer
 from pie.router.app import RouterApp
+from pie.router.census import Census, CensusTaker
 from pie.router.choice import Chooser
 from pie.router.dispatch import Dispatcher
 from pie.router.errors import AddressUnusableError, PortBusyError, unavailable
@@ -93,6 +94,7 @@ class RouterService:
             settings,
             self.metrics,
         )
+        self._census = CensusTaker(self._mirror, self._workers, wire)
         self._answerer = Answerer(dispatcher, self.metrics)
         self._survey = Survey(
             mirror=self._mirror,
@@ -109,6 +111,7 @@ class RouterService:
             answerer=self._answerer,
             gate=self._gate,
             metrics=self.metrics,
+            census=self._census,
             status=self.status,
         )
         self._server = _Server(
@@ -180,6 +183,7 @@ class RouterService:
             self._server.should_exit = True
             await asyncio.gather(self._serving, return_exceptions=True)
         for name, closing in (
+            ("pool nodes", self._census.close()),
             ("workers", self._workers.close()),
             ("tokenizers", self._catalog.close()),
             ("the index", self._feed.close()),
@@ -191,9 +195,9 @@ class RouterService:
                 log.warning("letting go of %s took more than %g s", name, _CLOSE_S)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def status(self) -> ClusterStatus:
-        """Return what this router knows, and bring its gauges up to date."""
-        return self._survey.status()
+    def status(self, census: Census | None = None) -> ClusterStatus:
+        """Return what this router knows and places said, and bring its gauges up to date."""
+        return self._survey.status(census)
 
     async def _keep_looking(self) -> None:
         """Hold workers and models against the mirror, for ever."""

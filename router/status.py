@@ -9,20 +9,26 @@ from __future__ import annotations
 import msgspec
 
 
-class PlaceStatus(msgspec.Struct, frozen=True, kw_only=True):
+class PlaceLine(msgspec.Struct, frozen=True, kw_only=True):
     """A pool node."""
 
     place: str
     address: str
     pages: dict[str, int]
     """Page parts in each tier, as the index knows them."""
+    state: str
+    """`ready`; what the place says of itself instead, such as `draining`; `silent` where it was
+    asked and did not answer in time; or, of a worker, `unreachable` while the router has no
+    connection."""
+    counters: dict[str, int | float] = {}
+    """What the place has counted since its start, as it says; empty where it did not answer."""
+    gauges: dict[str, int | float] = {}
+    """How the place is now, alike."""
 
 
-class WorkerStatus(PlaceStatus, frozen=True, kw_only=True):
+class WorkerLine(PlaceLine, frozen=True, kw_only=True):
     """A worker, with the load that it last reported."""
 
-    state: str
-    """`ready`, or `unreachable` while the router has no connection."""
     model: str = ""
     running: int = 0
     """Sequences in decode, as far as this router knows."""
@@ -36,14 +42,14 @@ class WorkerStatus(PlaceStatus, frozen=True, kw_only=True):
 
 
 class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The cluster. Counts are since the router's start."""
+    """The cluster. Counts of its own are since the router's start."""
 
     model: str
     """What clients call the model; empty while no worker is known."""
     index: str
     """`ok`, `degraded` or `resyncing`."""
-    workers: list[WorkerStatus]
-    pool: list[PlaceStatus]
+    workers: list[WorkerLine]
+    pool: list[PlaceLine]
     ready: bool = False
     reason: str = ""
     """Why requests cannot be answered; empty where they can."""

@@ -6,15 +6,16 @@ Does not cover the status' shape (`pie.router.status`).
 
 from __future__ import annotations
 
-from pie.index.contract import IndexMode
+from pie.index.contract import IndexMode, PlaceRecord
 from pie.index.mirror import Mirror
 from pie.page.events import PlaceId, PlaceKind
+from pie.router.census import Census
 from pie.router.gate import Gate
 from pie.router.memory import AnswerMemory
 from pie.router.metrics import RouterMetrics
 from pie.router.models import ModelCatalog
 from pie.router.rates import FleetRates
-from pie.router.status import ClusterStatus, PlaceStatus, WorkerStatus
+from pie.router.status import ClusterStatus, PlaceLine, WorkerLine
 from pie.router.workers import WorkerSet
 
 _GENERATING = ("/v1/chat/completions", "/v1/completions")
@@ -40,8 +41,9 @@ class Survey:
         self._memory = memory
         self._metrics = metrics
 
-    def status(self) -> ClusterStatus:
-        """Return what is known now, and bring the gauges up to date."""
+    def status(self, census: Census | None = None) -> ClusterStatus:
+        """Return what is known now and what places said, and bring the gauges up to date."""
+        census = census or {}
         metrics, mode = self._metrics, self._mirror.mode
         links = list(self._workers.links.values())
         rates = FleetRates(link.rates for link in links)
@@ -55,11 +57,12 @@ class Survey:
             model=models[0] if models else "",
             index=mode.value,
             workers=[
-                WorkerStatus(
+                WorkerLine(
                     place=link.record.place,
                     address=link.record.address,
                     pages=self._pages(link.record.place),
-                    state="ready" if link.usable else "unreachable",
+                    state=_state(link.record, census) if link.usable else "unreachable",
+                    **_figures(link.record, census),
                     model=link.record.model_name,
                     running=link.decoding,
                     waiting=link.load.waiting if link.load else 0,
@@ -71,7 +74,13 @@ class Survey:
                 for link in links
             ],
             pool=[
-                PlaceStatus(place=place, address=record.address, pages=self._pages(place))
+                PlaceLine(
+                    place=place,
+                    address=record.address,
+                    pages=self._pages(place),
+                    state=_state(record, census),
+                    **_figures(record, census),
+                )
                 for place, record in self._mirror.places().items()
                 if record.kind is PlaceKind.POOL
             ],
@@ -109,3 +118,21 @@ class Survey:
 
     def _pages(self, place: PlaceId) -> dict[str, int]:
         return {tier.name.lower(): count for tier, count in self._mirror.pages(place).items()}
+
+
+def _state(record: PlaceRecord, census: Census) -> str:
+    """Return how a place is that the router can reach, as far as it was asked."""
+    told = census.get(record.place)
+    if told is None or told.record.epoch != record.epoch:
+        return "ready"
+    if told.report is None:
+        return "silent"
+    return "ready" if told.report.state == "serving" else told.report.state
+
+
+def _figures(record: PlaceRecord, census: Census) -> dict[str, dict[str, int | float]]:
+    """Return what a place counts, as it said."""
+    told = census.get(record.place)
+    if told is None or told.report is None or told.record.epoch != record.epoch:
+        return {}
+    return {"counters": told.report.counters, "gauges": told.report.gauges}

@@ -305,4 +305,6 @@ def test_a_client_that_hangs_up_frees_its_slots(client, cluster):
 def test_metrics_health_and_readiness_are_served(cluster):
     assert httpx.get(f"{cluster.url}/health").status_code == 200
     assert httpx.get(f"{cluster.url}/ready").status_code == 200
-    assert "pie_" in httpx.get(f"{cluster.url}/metrics").text
+    told = httpx.get(f"{cluster.url}/metrics").text
+    for name in ("pie_router_workers", "pie_worker_steps_total{place=", "pie_pool_up{place="):
+        assert name in told

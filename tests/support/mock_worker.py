@@ -33,6 +33,7 @@ from pie.tokens.stops import StopMatcher
 from pie.tokens.tokenizer import Tokenizer
 from pie.wire import Peer, PeerGone, RefusedError, WireServer
 from pie.wire.messages import (
+    AskStatus,
     CachedTokens,
     Cancel,
     FinishReason,
@@ -42,6 +43,7 @@ from pie.wire.messages import (
     PositionLogprobs,
     RefusalCode,
     Started,
+    StatusReport,
     StepTokens,
     TokenDelta,
     TokenLogprob,
@@ -187,6 +189,12 @@ class _Mock:
             task = self._running.pop((peer.id, message.request_id), None)
             if task is not None:
                 task.cancel()
+        elif isinstance(message, AskStatus):
+            if not spec.silent:
+                counters: dict[str, int | float] = {"decode_tokens": self._sent}
+                gauges: dict[str, int | float] = {"running": len(self._running)}
+                told = (PlaceId(spec.place), Epoch(spec.epoch), "serving", counters, gauges)
+                await peer.send(StatusReport(message.request_id, *told))
         elif isinstance(message, Generate):
             tokens = unpack_tokens(bytes(frames[0]))
             self._write(

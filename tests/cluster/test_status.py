@@ -1,0 +1,98 @@
+"""`pie status` prints what a router knows, readable at 80 columns."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from pie.cluster import status as shown
+from pie.router.status import ClusterStatus, PlaceLine, WorkerLine
+
+WORKER = WorkerLine(
+    place="worker-0",
+    address="",
+    pages={"device": 58231},
+    state="unreachable",
+    running=128,
+    waiting=1024,
+    free_pages=2730,
+    total_pages=12730,
+    prefill_tokens_per_s=12777.4,
+    counters={
+        "cached_tokens_device": 81_234_567,
+        "cached_tokens_pool": 1_236_000,
+        "pages_stored": 99_999,
+        "pages_store_dropped": 12,
+        "pages_loaded": 123_456,
+        "preemptions": 10_230,
+        "failed": 3,
+    },
+)
+NODE = PlaceLine(
+    place="pool-0",
+    address="",
+    pages={"pool_ram": 60},
+    state="draining",
+    counters={
+        "hits": 123_456,
+        "misses": 7,
+        "evicted": 1_000_000_000,
+        "bad_pages.at_load": 1,
+        "bad_pages.at_store": 2,
+    },
+    gauges={"used_bytes": 123 << 20, "budget_bytes": 1 << 40, "pages.pool_ram": 60_000},
+)
+
+
+def printed(monkeypatch: pytest.MonkeyPatch, status: ClusterStatus) -> list[str]:
+    """Return the words of each line."""
+    monkeypatch.setattr(shown, "fetch_status", lambda url, token: status)
+    file = io.StringIO()
+    shown.show_status("http://127.0.0.1:8000", "", Console(file=file, width=80))
+    lines = file.getvalue().splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    return [" ".join(line.split()) for line in lines]
+
+
+def test_what_places_count_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    status = ClusterStatus(model="m", index="ok", workers=[WORKER], pool=[NODE], ready=True)
+    lines = printed(monkeypatch, status)
+    assert "worker-0 unreachable 128 1024 2730/12730 58231 12777" in lines
+    assert "worker cached tok from pool stored dropped loaded preempted failed" in lines
+    assert "worker-0 81.2M 1.2M 99999 12 123k 10230 3" in lines
+    assert "pool state used of pages hits misses evicted bad indexed" in lines
+    assert "pool-0 draining 123 MiB 1.0 TiB 60000 123k 7 1.0G 3 60" in lines
+    assert not any(line.startswith("why") for line in lines)
+
+
+def test_a_place_that_said_nothing_has_no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = WorkerLine(place="worker-1", address="", pages={}, state="silent")
+    node = PlaceLine(place="pool-1", address="", pages={"pool_ram": 4}, state="silent")
+    status = ClusterStatus(model="m", index="ok", workers=[worker], pool=[node], ready=True)
+    lines = printed(monkeypatch, status)
+    assert "worker-1 silent 0 0 0/0 0 0" in lines
+    assert "pool-1 silent - - - - - - - 4" in lines
+    assert not any("preempted" in line for line in lines)
+
+
+def test_a_cluster_that_is_not_ready_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    reason = "No worker is connected; index: degraded."
+    status = ClusterStatus(model="", index="degraded", workers=[], pool=[], reason=reason)
+    assert f"why {reason}" in printed(monkeypatch, status)
+
+
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [
+        (0, "0"),
+        (99_999, "99999"),
+        (100_000, "100k"),
+        (999_600, "1.0M"),
+        (4_540_000, "4.5M"),
+        (12e12, "12000G"),
+    ],
+)
+def test_counts_are_short(number: float, told: str) -> None:
+    assert shown.short(number) == told
