@@ -204,12 +204,13 @@ class Engine:
         """Return what there is to tell since the last call; None where it is nothing."""
         report = self._report
         idle = self.is_idle
-        if not report.deltas and not report.refused and not idle:
+        told = report.deltas or report.refused or report.submitted != self._submitted
+        if not told and not idle:
             return None
-        self._report = StepReport(self._load())
-        report.load = self._report.load
+        report.load = self._load()
         report.submitted = self._submitted
         report.idle = idle
+        self._report = StepReport(report.load, self._submitted)
         return report
 
     def check(self) -> None:
@@ -221,21 +222,21 @@ class Engine:
 
     def _submit(self, command: Submit) -> None:
         self._submitted += 1
-        request, owner = command.request, command.owner
-        key = (owner, request.request_id)
+        key = (command.owner, command.request.request_id)
         if key in self._generations:
             self._refuse(key, RefusalCode.BAD_MESSAGE, "a request with this id is running")
             return
-        working_set = WorkingSet(
-            self._table,
-            tenant_root(self._root, salt=request.salt),
-            command.tokens,
-            page_tokens=self._page_tokens,
-            tenant_tag=request.tenant_tag,
-        )
-        sequence = Sequence(self._submitted, working_set, self._clock())
-        generation = Generation(owner, request, sequence, self._vocabulary)
-        if not self._scheduler.submit(sequence):
+        try:
+            generation = self._begin(command)
+        except Exception as error:
+            log.exception("a request could not be begun")
+            self._refuse(key, RefusalCode.FAILED, f"{type(error).__name__}: {error}")
+            return
+        if generation.is_spent:
+            self._counters.requests += 1
+            self._tell(generation, generation.spent())
+            return
+        if not self._scheduler.submit(generation.sequence):
             self._refuse(
                 key,
                 RefusalCode.OVERLOADED,
@@ -244,12 +245,20 @@ class Engine:
             )
             return
         self._counters.requests += 1
-        if generation.is_spent:
-            self._scheduler.finish(sequence)
-            self._tell(generation, generation.spent())
-            return
         self._generations[key] = generation
-        self._by_number[sequence.number] = generation
+        self._by_number[generation.sequence.number] = generation
+
+    def _begin(self, command: Submit) -> Generation:
+        request = command.request
+        working_set = WorkingSet(
+            self._table,
+            tenant_root(self._root, salt=request.salt),
+            command.tokens,
+            page_tokens=self._page_tokens,
+            tenant_tag=request.tenant_tag,
+        )
+        sequence = Sequence(self._submitted, working_set, self._clock())
+        return Generation(command.owner, request, sequence, self._vocabulary)
 
     def _cancel(self, key: RequestKey) -> None:
         generation = self._generations.get(key)

@@ -17,6 +17,9 @@ from pie.wire.messages import Generate, RefusalCode, Sampling
 
 _TOKEN_BYTES = 4
 _MOST_LOGPROBS = 256
+_MOST_STOPS = 256
+_MOST_BIASES = 4096
+"""Biases are put together anew at each step, a microsecond each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,8 @@ class Intake:
             raise _bad("request_id is empty")
         if any(not stop for stop in request.stop):
             raise _bad("a stop string is empty")
+        if len(request.stop) > _MOST_STOPS or len(request.stop_token_ids) > _MOST_STOPS:
+            raise _bad(f"more than {_MOST_STOPS} stop strings or stop tokens")
         _check_sampling(request.sampling)
         return tokens
 
@@ -81,6 +86,10 @@ def _check_sampling(sampling: Sampling) -> None:
             (
                 all(map(math.isfinite, sampling.logit_bias.values())),
                 "logit_bias must hold numbers",
+            ),
+            (
+                len(sampling.logit_bias) <= _MOST_BIASES,
+                f"logit_bias must have at most {_MOST_BIASES} entries",
             ),
             (
                 sampling.logprobs is None or 0 <= sampling.logprobs <= _MOST_LOGPROBS,

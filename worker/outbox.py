@@ -92,9 +92,13 @@ class Outbox:
         """Wait until nothing is unsent."""
         await self._empty.wait()
 
-    async def close(self) -> None:
-        """Stop; what is unsent is dropped."""
+    def stop(self) -> None:
+        """Send no more; what is unsent is dropped."""
         self._task.cancel()
+
+    async def close(self) -> None:
+        """Stop, and wait until nothing runs any more."""
+        self.stop()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
 

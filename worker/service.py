@@ -101,6 +101,8 @@ class WorkerService:
         self._intake: Intake | None = None
         self._load: Load | None = None
         self._submitted = 0
+        self._taken = 0
+        """Of the requests submitted, those that the engine has seen."""
         self._refused = 0
         self._closing: asyncio.Task[None] | None = None
 
@@ -254,6 +256,8 @@ class WorkerService:
             raise RefusedError(
                 RefusalCode.OVERLOADED, "the router takes its answers too slowly", 1.0
             )
+        if self._submitted - self._taken > self._settings.max_running + self._settings.max_waiting:
+            raise RefusedError(RefusalCode.OVERLOADED, "the engine is behind", 1.0)
         self._idle.clear()
         self._submitted += 1
         thread.put(Submit(peer.id, request, tokens))
@@ -265,7 +269,9 @@ class WorkerService:
         return outbox
 
     def _router_gone(self, owner: bytes) -> None:
-        self._outboxes.pop(owner, None)
+        outbox = self._outboxes.pop(owner, None)
+        if outbox is not None:
+            outbox.stop()
         if self._thread is not None:
             self._thread.put(CancelAll(owner))
 
@@ -277,8 +283,9 @@ class WorkerService:
             if owner in self._outboxes:
                 self._outboxes[owner].put(deltas, report.load)
         self._load = report.load
+        self._taken = report.submitted
         # What was submitted since that report was made is not in it.
-        if report.idle and report.submitted == self._submitted:
+        if report.idle and self._taken == self._submitted:
             self._idle.set()
 
     async def _tell_loads(self) -> None:

@@ -195,6 +195,18 @@ def test_one_id_twice_at_a_time_is_refused(make: Make) -> None:
     assert second.refused.code is RefusalCode.BAD_MESSAGE
 
 
+def test_a_request_that_cannot_be_begun_is_refused_and_others_go_on(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver, _ = make()
+    with monkeypatch.context() as broken:
+        broken.setattr("pie.worker.engine.Generation", None)
+        first = driver.generate(range(9), 3)
+    assert first.refused is not None
+    assert first.refused.code is RefusalCode.FAILED
+    assert driver.generate(range(9), 3).token_ids == toy_answer(range(9), 3)
+
+
 def test_a_sequence_ends_with_its_context(make: Make) -> None:
     driver, _ = make(pages=4)
     answer = driver.generate(range(10), 100)

@@ -57,6 +57,9 @@ def test_takes_a_good_request() -> None:
         ({"sampling": Sampling(presence_penalty=math.inf)}, "presence_penalty"),
         ({"sampling": Sampling(logit_bias={1: math.nan})}, "logit_bias"),
         ({"sampling": Sampling(logprobs=-1)}, "logprobs"),
+        ({"sampling": Sampling(logit_bias=dict.fromkeys(range(5000), 1.0))}, "logit_bias"),
+        ({"stop": ("a",) * 300}, "stop strings"),
+        ({"stop_token_ids": (1,) * 300}, "stop tokens"),
     ],
 )
 def test_names_what_is_wrong(fields: dict[str, Any], names: str) -> None:

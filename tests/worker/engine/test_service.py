@@ -145,6 +145,17 @@ async def test_a_router_that_goes_cancels_its_requests(
     assert len(other.token_ids) == 100
 
 
+async def test_routers_that_come_and_go_leave_no_task(
+    places: Places, worker: WorkerService
+) -> None:
+    before = len(asyncio.all_tasks())
+    for _ in range(5):
+        asker = await places.asker(worker)
+        await asker.ask([5, 6], 2)
+        await asker.client.close()
+    await until(lambda: len(asyncio.all_tasks()) <= before)
+
+
 async def test_bad_requests_are_refused_and_the_next_one_works(asker: Asker) -> None:
     too_long = await asker.ask([5] * (CONTEXT_TOKENS + 1))
     assert too_long.refused is not None
