@@ -13,21 +13,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Protocol
-
-import torch
+from dataclasses import dataclass
 
 from pie.page.key import RootKey, tenant_root
 from pie.pool.placement import GROUP_PAGES
 from pie.wire.messages import (
     Load,
-    PositionLogprobs,
     RefusalCode,
     Refused,
     TokenDelta,
 )
-from pie.worker.batch import Batch, LogitRows, Pass, StepOutput
 from pie.worker.commands import (
     CancelAll,
     CancelOne,
@@ -38,11 +33,10 @@ from pie.worker.commands import (
     Submit,
 )
 from pie.worker.generation import Generation, RequestKey, Vocabulary
-from pie.worker.logprobs import position_logprobs
 from pie.worker.offload import Offload
+from pie.worker.outcome import Outcome, StepRunner, compute
 from pie.worker.page_table import Change, PageTable
 from pie.worker.rates import StepTimes
-from pie.worker.sampling import draw, finite_rows
 from pie.worker.scheduler import Chunk, Limits, Scheduler, StepPlan
 from pie.worker.sequence import Sequence
 from pie.worker.status import WorkerStatus
@@ -55,14 +49,6 @@ _LONGEST_RETRY_S = 30.0
 _LEAST_PREFILL = 8
 """Prefill beside decode gets this part of a step's tokens at least, however slow the decode: else
 new requests would wait for the running ones to end."""
-
-
-class StepRunner(Protocol):
-    """What is needed of `pie.worker.runner.Runner`."""
-
-    def run(self, batch: Batch) -> StepOutput:
-        """Run a batch through the model."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +75,6 @@ class Counters:
     decode_tokens: int = 0
     cached_tokens_device: int = 0
     cached_tokens_pool: int = 0
-
-
-@dataclass(slots=True)
-class _Outcome:
-    """What the model made of a step's chunks, before any state changes."""
-
-    finite: list[bool]
-    tokens: dict[int, int] = field(default_factory=dict)
-    """The token drawn for each chunk that draws."""
-    logprobs: dict[int, PositionLogprobs] = field(default_factory=dict)
 
 
 class Engine:
@@ -282,7 +258,11 @@ class Engine:
         prefill = sum(chunk.tokens for chunk in plan.chunks if chunk.tokens > 1)
         decode = plan.tokens - prefill
         try:
-            outcome = self._compute(plan.chunks)
+            outcome = compute(
+                self._runner,
+                [(chunk, self._by_number[chunk.sequence.number]) for chunk in plan.chunks],
+                self._vocabulary.tokenizer.token_bytes,
+            )
         except Exception as error:
             log.exception("a step of %d sequences failed", len(plan.chunks))
             for chunk in plan.chunks:
@@ -304,40 +284,8 @@ class Engine:
                 log.exception("a request failed after its step")
                 self._fail(generation, f"{type(error).__name__}: {error}")
 
-    @torch.inference_mode()
-    def _compute(self, chunks: list[Chunk]) -> _Outcome:
-        """Run the model and draw tokens; changes nothing but the pages' contents."""
-        output = self._runner.run(Batch([_pass(chunk) for chunk in chunks]))
-        # Every chunk asks for its last token's logits, drawn from or not: a NaN anywhere in it
-        # reaches them, because that token attends to all of it.
-        rows = [rows.stop - 1 for rows in output.rows]
-        finite = finite_rows(output.logits)
-        outcome = _Outcome([finite[row] for row in rows])
-        drawn = [i for i, chunk in enumerate(chunks) if chunk.draws and outcome.finite[i]]
-        if not drawn:
-            return outcome
-        logits = output.logits[[rows[i] for i in drawn]]
-        generations = [self._by_number[chunks[i].sequence.number] for i in drawn]
-        tokens = draw(logits, [generation.row for generation in generations])
-        outcome.tokens = dict(zip(drawn, tokens, strict=True))
-        told = [
-            (at, top)
-            for at, generation in enumerate(generations)
-            if (top := generation.request.sampling.logprobs) is not None
-        ]
-        if told:
-            at_rows = [at for at, _ in told]
-            found = position_logprobs(
-                logits[at_rows],
-                [tokens[at] for at in at_rows],
-                [top for _, top in told],
-                self._vocabulary.tokenizer.token_bytes,
-            )
-            outcome.logprobs = {drawn[at]: one for at, one in zip(at_rows, found, strict=True)}
-        return outcome
-
     def _finish(
-        self, generation: Generation, chunk: Chunk, index: int, outcome: _Outcome, now_s: float
+        self, generation: Generation, chunk: Chunk, index: int, outcome: Outcome, now_s: float
     ) -> None:
         """Take in what one chunk gave."""
         if not outcome.finite[index]:
@@ -457,16 +405,3 @@ class Engine:
             loads_missed=0 if offload is None else offload.counts.missed,
             loads_skipped=0 if offload is None else offload.counts.skipped,
         )
-
-
-def _pass(chunk: Chunk) -> Pass:
-    working_set = chunk.sequence.working_set
-    start = working_set.computed
-    return Pass(
-        sequence_id=chunk.sequence.number,
-        token_ids=working_set.tokens[start : start + chunk.tokens],
-        start=start,
-        page_ids=working_set.pages,
-        logits=LogitRows.LAST,
-        write=working_set.writes,
-    )

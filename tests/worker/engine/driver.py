@@ -26,8 +26,9 @@ from pie.wire.messages import (
     TokenDelta,
 )
 from pie.worker.commands import CancelOne, Command, StepReport, Submit
-from pie.worker.engine import Engine, EngineLimits, StepRunner
+from pie.worker.engine import Engine, EngineLimits
 from pie.worker.generation import Vocabulary
+from pie.worker.outcome import StepRunner
 from pie.worker.page_table import Change, PageTable
 from pie.worker.scheduler import Limits
 

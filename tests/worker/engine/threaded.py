@@ -17,9 +17,9 @@ from pie.tokens.tokenizer import Tokenizer
 from pie.wire.frames import Buffer
 from pie.wire.messages import PutStatus
 from pie.worker.commands import Command, StepReport
-from pie.worker.engine import StepRunner
 from pie.worker.engine_thread import EngineThread
 from pie.worker.offload import Offload, PageMemory, PageNames, PagePool
+from pie.worker.outcome import StepRunner
 from tests.worker.engine.driver import Answer, Driver
 
 

@@ -1,0 +1,85 @@
+"""What a model makes of one step's chunks.
+
+Covers running them and drawing tokens; nothing but the pages' contents changes. Does not cover what
+follows from it (`pie.worker.engine`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from pie.wire.messages import PositionLogprobs
+from pie.worker.batch import Batch, LogitRows, Pass, StepOutput
+from pie.worker.generation import Generation
+from pie.worker.logprobs import TokenBytes, position_logprobs
+from pie.worker.sampling import draw, finite_rows
+from pie.worker.scheduler import Chunk
+
+
+class StepRunner(Protocol):
+    """What is needed of `pie.worker.runner.Runner`."""
+
+    def run(self, batch: Batch) -> StepOutput:
+        """Run a batch through the model."""
+        ...
+
+
+@dataclass(slots=True)
+class Outcome:
+    """For the chunks of a step, by their place in it."""
+
+    finite: list[bool]
+    """Whether the model's output is a number."""
+    tokens: dict[int, int] = field(default_factory=dict)
+    """The token drawn for each chunk that draws."""
+    logprobs: dict[int, PositionLogprobs] = field(default_factory=dict)
+    """For those of them that asked."""
+
+
+@torch.inference_mode()
+def compute(
+    runner: StepRunner, chunks: Sequence[tuple[Chunk, Generation]], token_bytes: TokenBytes
+) -> Outcome:
+    """Run chunks through the model and draw tokens."""
+    output = runner.run(Batch([_pass(chunk) for chunk, _ in chunks]))
+    # Every chunk asks for its last token's logits, drawn from or not: a NaN anywhere in it reaches
+    # them, because that token attends to all of it.
+    rows = [rows.stop - 1 for rows in output.rows]
+    finite = finite_rows(output.logits)
+    outcome = Outcome([finite[row] for row in rows])
+    drawn = [i for i, (chunk, _) in enumerate(chunks) if chunk.draws and outcome.finite[i]]
+    if not drawn:
+        return outcome
+    logits = output.logits[[rows[i] for i in drawn]]
+    generations = [chunks[i][1] for i in drawn]
+    tokens = draw(logits, [generation.row for generation in generations])
+    outcome.tokens = dict(zip(drawn, tokens, strict=True))
+    told = [
+        (at, top)
+        for at, generation in enumerate(generations)
+        if (top := generation.request.sampling.logprobs) is not None
+    ]
+    if told:
+        at_rows = [at for at, _ in told]
+        found = position_logprobs(
+            logits[at_rows], [tokens[at] for at in at_rows], [top for _, top in told], token_bytes
+        )
+        outcome.logprobs = {drawn[at]: one for at, one in zip(at_rows, found, strict=True)}
+    return outcome
+
+
+def _pass(chunk: Chunk) -> Pass:
+    working_set = chunk.sequence.working_set
+    start = working_set.computed
+    return Pass(
+        sequence_id=chunk.sequence.number,
+        token_ids=working_set.tokens[start : start + chunk.tokens],
+        start=start,
+        page_ids=working_set.pages,
+        logits=LogitRows.LAST,
+        write=working_set.writes,
+    )
