@@ -1,37 +1,94 @@
 """Connections to Redis.
 
-Covers how clients are made and how their errors become ours. Does not cover what is said over them
-(`pie.index.publisher`, `pie.index.feed`, `pie.index.lookup`).
+Covers how clients are made, how long they may be waited for, and how their errors become ours. Does
+not cover what is said over them (`pie.index.remote`, `pie.index.feed`, `pie.index.lookup`).
+
+Limits are set here, around whole commands, and not in the client: there they would be set by
+`asyncio.wait_for`, which in Python 3.11 loses a cancellation that comes together with an answer, so
+that a closing task goes on. A connection is torn, not shut, when a command on it was cut short: what
+it has not sent yet is never sent, and nobody waits for a server that stands still.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
+from asyncio import timeout
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
 
 import redis
 import redis.asyncio
+from redis.asyncio.connection import (
+    AbstractConnection,
+    Connection,
+    ConnectionPool,
+    SSLConnection,
+    UnixDomainSocketConnection,
+    parse_url,
+)
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
+from redis.exceptions import OutOfMemoryError, ReadOnlyError, ResponseError
 from redis.retry import Retry
 
-from pie.index.errors import IndexUnavailableError
+from pie.index.errors import IndexRefusedError, IndexUnavailableError
 from pie.index.settings import IndexSettings
 
 _FIRST_WAIT_S = 0.05
 
 
-def make_async_client(url: str, settings: IndexSettings) -> redis.asyncio.Redis:
-    """Return a client that answers or raises within `request_timeout_s`; it does not connect yet."""
-    return redis.asyncio.Redis.from_url(
-        url,
-        protocol=2,
-        socket_timeout=settings.request_timeout_s,
-        socket_connect_timeout=settings.request_timeout_s,
-        # Publisher and feed decide themselves when to try again: they have a mode to keep.
-        retry=AsyncRetry(NoBackoff(), 0),
+class _Torn(AbstractConnection):
+    """A connection that ends at once, whatever is under way."""
+
+    async def disconnect(
+        self,
+        nowait: bool = True,  # noqa: ARG002
+        error: Exception | None = None,
+        failure_count: int | None = None,
+        health_check_failed: bool = False,
+    ) -> None:
+        """End; never waits for the server."""
+        if self._writer is not None:
+            self._writer.transport.abort()
+        await super().disconnect(True, error, failure_count, health_check_failed)
+
+
+class _TornConnection(_Torn, Connection):
+    pass
+
+
+class _TornSSLConnection(_Torn, SSLConnection):
+    pass
+
+
+class _TornUnixConnection(_Torn, UnixDomainSocketConnection):
+    pass
+
+
+_CLASSES: dict[type[AbstractConnection], type[AbstractConnection]] = {
+    Connection: _TornConnection,
+    SSLConnection: _TornSSLConnection,
+    UnixDomainSocketConnection: _TornUnixConnection,
+}
+
+
+def make_async_client(url: str) -> redis.asyncio.Redis:
+    """Return a client that does not connect yet, and waits as long as `asking` lets it."""
+    options: dict[str, Any] = {**parse_url(url)}
+    plain = options.pop("connection_class", Connection)
+    pool = ConnectionPool(
+        connection_class=_CLASSES[plain],
+        **{
+            **options,
+            "protocol": 2,
+            "socket_timeout": None,
+            "socket_connect_timeout": None,
+            # Publisher and feed decide themselves when to try again: they have a mode to keep.
+            "retry": AsyncRetry(NoBackoff(), 0),
+        },
     )
+    return redis.asyncio.Redis.from_pool(pool)
 
 
 def make_client(url: str, settings: IndexSettings) -> redis.Redis:
@@ -47,12 +104,23 @@ def make_client(url: str, settings: IndexSettings) -> redis.Redis:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Turn whatever a Redis client raises into `IndexUnavailableError`."""
+    """Turn whatever a Redis client raises into `IndexUnavailableError` or `IndexRefusedError`."""
     try:
         yield
     except (TimeoutError, redis.RedisError, OSError) as error:
-        said = str(error) or type(error).__name__
-        raise IndexUnavailableError(f"Redis: {said}") from error
+        said = f"Redis: {str(error) or 'no answer in time'}"
+        passing = isinstance(error, OutOfMemoryError | ReadOnlyError)
+        if isinstance(error, ResponseError) and not passing:
+            raise IndexRefusedError(said) from error
+        raise IndexUnavailableError(said) from error
+
+
+@asynccontextmanager
+async def asking(limit_s: float) -> AsyncIterator[None]:
+    """Give what is inside so long, and turn its errors into ours."""
+    with translated():
+        async with timeout(limit_s):
+            yield
 
 
 class Backoff:

@@ -2,6 +2,7 @@
 
     PageIndexError
     ├── IndexUnavailableError   Redis cannot be reached, or did not answer in time
+    │   └── IndexRefusedError   Redis answered that it will not do what was asked
     ├── PlaceFencedError        a later start of the same place has taken over
     └── ServerError             the embedded server did not start, or stopped by itself
 
@@ -17,6 +18,10 @@ class PageIndexError(Exception):
 
 class IndexUnavailableError(PageIndexError):
     """Redis cannot be reached, or did not answer in time."""
+
+
+class IndexRefusedError(IndexUnavailableError):
+    """Redis answered that it will not do what was asked; asking the same again may not help."""
 
 
 class PlaceFencedError(PageIndexError):

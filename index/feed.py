@@ -14,10 +14,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
-from pie.index.client import Backoff, make_async_client, translated
+from pie.index.client import Backoff, asking, make_async_client
 from pie.index.contract import IndexMode
 from pie.index.errors import IndexUnavailableError
 from pie.index.mirror import Applied, Mirror
@@ -25,9 +25,9 @@ from pie.index.names import PlaceKeys, parse_stream_id, places_key, stream_id
 from pie.index.reading import (
     Announced,
     Announcement,
+    PlaceReader,
     parse_announcement,
     parse_event,
-    read_place,
 )
 from pie.index.settings import IndexSettings
 from pie.index.tasks import end
@@ -42,6 +42,15 @@ _EVENTS_AT_ONCE = 32
 """Events taken from each stream in one answer. Each has 256 entries at most, and an entry takes about
 a microsecond, so that nobody else on the event loop waits for more than some milliseconds."""
 
+_TURN_BYTES = 64_000
+"""Events are taken in for so long, about a millisecond, before others on the event loop have a turn."""
+
+_BLIND = 0.25
+"""The part of a place's time to live after which a look counts as late: between looks, a place may
+have been alive and Redis forgotten it, because one of us three stood still."""
+
+_LONGEST_RETRY_S = 2.0
+
 _Streams = Sequence[tuple[bytes, Sequence[tuple[bytes, Mapping[bytes, bytes]]]]]
 
 
@@ -51,6 +60,7 @@ class _Followed:
 
     keys: PlaceKeys
     alive_until_s: float
+    ttl_s: float
     announcement: Announcement | None = None
     """What the mirror has; None while the place is read for the first time."""
     last: str = ""
@@ -58,6 +68,11 @@ class _Followed:
     reading: asyncio.Task[None] | None = None
     lost: bool = False
     """Redis does not have it, though its time is not up."""
+    had_grace: bool = False
+    """Since it was last seen, its time was made longer because a look was late."""
+    read_again_s: float = 0.0
+    """When a read that failed may be tried again."""
+    backoff: Backoff = field(default_factory=lambda: Backoff(_LONGEST_RETRY_S))
 
 
 class MirrorFeed:
@@ -88,14 +103,21 @@ class MirrorFeed:
         self._mirror = mirror
         self._with_pages = with_pages
         self._on_mode = on_mode
-        self._client = make_async_client(url, self._settings)
+        self._client = make_async_client(url)
+        self._limit_s = self._settings.request_timeout_s
+        self._reader = PlaceReader(
+            self._client, mirror, limit_s=self._limit_s, with_pages=with_pages
+        )
         self._places_key = places_key(self._settings.key_prefix)
         self._followed: dict[PlaceId, _Followed] = {}
         self._reads = asyncio.Semaphore(_READS_AT_ONCE)
         self._reachable = False
         self._looked = False
+        self._looked_s = 0.0
+        self._closing = False
         self._ok = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._reading: set[asyncio.Task[None]] = set()
         self.resyncs = 0
         """How often a place was read as a whole, the first times included."""
         self.gaps = 0
@@ -109,27 +131,28 @@ class MirrorFeed:
     async def ready(self, timeout_s: float) -> bool:
         """Wait until all places that are up have been read; False when time is up."""
         try:
-            await asyncio.wait_for(self._ok.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._ok.wait()
         except TimeoutError:
             return False
         return True
 
     async def close(self) -> None:
-        """Stop; the mirror keeps what it knows, in mode `DEGRADED`."""
-        tasks = [followed.reading for followed in self._followed.values()]
-        for task in (self._task, *tasks):
-            if task is not None:
-                await end(task)
-        self._task = None
-        await self._client.aclose()
-        self._reachable = False
-        self._set_mode()
+        """Stop; the mirror keeps what it knows, in mode `DEGRADED`. Takes seconds at most."""
+        task, self._task = self._task, None
+        self._closing = True
+        try:
+            await end([*self._reading, *([task] if task is not None else ())])
+        finally:
+            await self._client.aclose()
+            self._reachable = False
+            self._set_mode()
 
     async def _run(self) -> None:
         """Look for places and wait for events, until closed."""
         backoff = Backoff(limit_s=1.0)
         next_look_s = 0.0
-        while True:
+        while not self._closing:
             try:
                 now_s = time.monotonic()
                 if now_s >= next_look_s:
@@ -152,7 +175,7 @@ class MirrorFeed:
 
     async def _look(self) -> None:
         """See which places are there, and which have gone."""
-        with translated():
+        async with asking(self._limit_s):
             members = await self._client.smembers(self._places_key)
             names = {
                 PlaceId(name.decode(errors="replace"))
@@ -164,31 +187,43 @@ class MirrorFeed:
             async with self._client.pipeline(transaction=False) as pipe:
                 for place_keys in keys.values():
                     pipe.hmget(place_keys.record, Announcement.FIELDS)
-                    pipe.pttl(place_keys.record)
+                    pipe.get(place_keys.alive)
+                    pipe.pttl(place_keys.alive)
                 answers = await pipe.execute()
         now_s = time.monotonic()
-        if not self._reachable:
-            self._give_grace(now_s)
-            self._reachable = True
-        for place, fields, ttl_ms in zip(keys, answers[::2], answers[1::2], strict=True):
-            said = parse_announcement(fields)
+        self._give_grace(now_s)
+        self._reachable = True
+        self._looked_s = now_s
+        gone: list[PlaceId] = []
+        for place, fields, alive, ttl_ms in zip(
+            keys, answers[::3], answers[1::3], answers[2::3], strict=True
+        ):
+            said = parse_announcement(fields, alive)
+            alive_until_s = now_s + max(ttl_ms, 0) / 1000
             if isinstance(said, Announcement):
-                self._seen(place, keys[place], said, now_s + max(ttl_ms, 0) / 1000)
+                self._seen(place, keys[place], said, alive_until_s)
             elif said is Announced.WITHDRAWN:
                 self._forget(place, "has left")
             elif said is Announced.UNREADABLE:
                 self._forget(place, "is of a version that this one does not understand")
-            else:
-                await self._not_seen(place, now_s)
+            elif not self._not_seen(place, now_s, alive_until_s, coming=said is Announced.COMING):
+                gone.append(place)
         self._looked = True
         self._set_mode()
+        if gone:
+            async with asking(self._limit_s):
+                # They add themselves again should they live.
+                await self._client.srem(self._places_key, *gone)
 
     def _give_grace(self, now_s: float) -> None:
         """Let no place die of our own blindness: each has the time to announce itself again."""
+        blind_s = now_s - self._looked_s
         for followed in self._followed.values():
-            if followed.announcement is not None:
-                grace_s = followed.announcement.record.ttl_s
-                followed.alive_until_s = max(followed.alive_until_s, now_s + grace_s)
+            if self._reachable:
+                if blind_s < _BLIND * followed.ttl_s or followed.had_grace:
+                    continue
+                followed.had_grace = True
+            followed.alive_until_s = max(followed.alive_until_s, now_s + followed.ttl_s)
 
     def _seen(
         self, place: PlaceId, keys: PlaceKeys, said: Announcement, alive_until_s: float
@@ -196,9 +231,10 @@ class MirrorFeed:
         """Take in that a place is alive, and read it where its announcement is new."""
         followed = self._followed.get(place)
         if followed is None:
-            followed = self._followed[place] = _Followed(keys, alive_until_s)
+            followed = self._followed[place] = _Followed(keys, alive_until_s, said.record.ttl_s)
         followed.alive_until_s = alive_until_s
-        followed.lost = False
+        followed.ttl_s = said.record.ttl_s
+        followed.lost = followed.had_grace = False
         have = followed.announcement
         if have is None or (have.record.epoch, have.generation) != (
             said.record.epoch,
@@ -206,16 +242,22 @@ class MirrorFeed:
         ):
             self._read(place, followed)
 
-    async def _not_seen(self, place: PlaceId, now_s: float) -> None:
-        """Take in that Redis has no record of a place: dead, or lost by Redis and soon back."""
+    def _not_seen(
+        self, place: PlaceId, now_s: float, alive_until_s: float, *, coming: bool
+    ) -> bool:
+        """Take in that Redis has no record of a place: dead, or lost by Redis and soon back.
+
+        Returns False for a dead one.
+        """
         followed = self._followed.get(place)
-        if followed is not None and now_s < followed.alive_until_s:
-            followed.lost = True
-            return
-        self._forget(place, "has not been heard of")
-        with translated():
-            # It adds itself again should it live.
-            await self._client.srem(self._places_key, place)
+        if followed is not None:
+            if coming:
+                followed.alive_until_s = max(followed.alive_until_s, alive_until_s)
+            if now_s < followed.alive_until_s:
+                followed.lost = True
+                return True
+            self._forget(place, "has not been heard of")
+        return coming
 
     def _forget(self, place: PlaceId, why: str) -> None:
         followed = self._followed.pop(place, None)
@@ -236,20 +278,24 @@ class MirrorFeed:
         if not streams:
             await asyncio.sleep(max(wait_s, 0))
             return
-        wait_ms = int(min(wait_s, self._settings.request_timeout_s / 2) * 1000)
-        with translated():
+        wait_ms = int(wait_s * 1000)
+        async with asking(max(wait_s, 0) + self._limit_s):
             answer = await self._client.xread(
                 {name: followed.last for name, (_, followed) in streams.items()},
                 count=_EVENTS_AT_ONCE,
                 block=wait_ms if wait_ms > 0 else None,  # 0 would wait for ever
             )
+        turn = 0
         # The client's types cover both of its protocols and what it may decode.
         for name, events in cast("_Streams", answer or ()):
             place, followed = streams[name.decode()]
             for event_id, fields in events:
                 if not self._take_in(place, followed, event_id, fields):
                     break
-            await asyncio.sleep(0)
+                turn += sum(map(len, fields.values()))
+                if turn > _TURN_BYTES:
+                    turn = 0
+                    await asyncio.sleep(0)
 
     def _take_in(
         self, place: PlaceId, followed: _Followed, event_id: bytes, fields: Mapping[bytes, bytes]
@@ -260,45 +306,51 @@ class MirrorFeed:
         event = parse_event(fields)
         if event is not None and (event.epoch, event.seq) == parse_stream_id(event_id):
             applied = self._mirror.apply(event)
-            if applied is Applied.DONE:
-                followed.last = event_id.decode()
             if applied in {Applied.DONE, Applied.OLD}:
+                if parse_stream_id(followed.last.encode()) < (event.epoch, event.seq):
+                    followed.last = event_id.decode()
                 return True
             if applied is Applied.GAP:
                 self.gaps += 1
                 log.info("events of place %s are missing; it is read anew", place)
+        # Not followed until it has been read, so that the same event does not come again at once.
+        followed.announcement, followed.last = None, ""
         self._read(place, followed)
         return False
 
     def _read(self, place: PlaceId, followed: _Followed) -> None:
-        """Begin to read a place as a whole, unless that is going on."""
-        if followed.reading is None:
+        """Begin to read a place as a whole, unless that is going on or has just failed."""
+        if followed.reading is None and time.monotonic() >= followed.read_again_s:
             followed.reading = asyncio.create_task(
                 self._read_now(place, followed), name=f"read {place} from the index"
             )
+            self._reading.add(followed.reading)
+            followed.reading.add_done_callback(self._reading.discard)
             self._set_mode()
 
     async def _read_now(self, place: PlaceId, followed: _Followed) -> None:
-        """Read a place as a whole, and follow it from there. On failure the next look begins again."""
+        """Read a place as a whole, and follow it from there. After a failure a look begins again."""
+
+        def wanted() -> bool:
+            return self._followed.get(place) is followed and not self._closing
+
+        followed.announcement, followed.last = None, ""
         try:
             async with self._reads:
-                result = await read_place(
-                    self._client, self._mirror, followed.keys, with_pages=self._with_pages
-                )
-            if result is not None and self._followed.get(place) is followed:
+                result = await self._reader.read(followed.keys, wanted)
+            if result is not None:
                 followed.announcement, seq = result
                 followed.last = stream_id(followed.announcement.record.epoch, seq)
+                followed.backoff.reset()
                 self.resyncs += 1
-            else:
-                followed.announcement = None
         except IndexUnavailableError as error:
-            followed.announcement = None
             log.info("place %s could not be read: %s", place, error)
         except Exception:
-            followed.announcement = None
             log.exception("place %s could not be read", place)
         finally:
             followed.reading = None
+            if followed.announcement is None:
+                followed.read_again_s = time.monotonic() + followed.backoff.next_s()
             self._set_mode()
 
     def _set_mode(self) -> None:

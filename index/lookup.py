@@ -82,11 +82,13 @@ class DirectLookup:
             places = sorted(PlaceId(name.decode(errors="replace")) for name in members)
             with self._client.pipeline(transaction=False) as pipe:
                 for place in places:
-                    record = PlaceKeys(self._settings.key_prefix, place).record
-                    pipe.hmget(record, list(Announcement.FIELDS))
+                    keys = PlaceKeys(self._settings.key_prefix, place)
+                    pipe.hmget(keys.record, list(Announcement.FIELDS))
+                    pipe.get(keys.alive)
                 answers = pipe.execute()
         said = {
-            place: parse_announcement(fields) for place, fields in zip(places, answers, strict=True)
+            place: parse_announcement(fields, alive)
+            for place, fields, alive in zip(places, answers[::2], answers[1::2], strict=True)
         }
         return {place: found for place, found in said.items() if isinstance(found, Announcement)}
 

@@ -4,13 +4,16 @@ Covers where each thing about a place lies. Does not cover what is written there
 (`pie.index.scripts`).
 
     <prefix>:places                       set: names of places that may be up; a hint for readers
+    <prefix>:{<place>}:alive              epoch of the start that was heard of last; expires
     <prefix>:{<place>}:record             hash: epoch, and while it is up record, generation, seq
+                                          and the number of its pages
     <prefix>:{<place>}:pages:<generation> hash: key of a page → mask of part × tier
     <prefix>:{<place>}:stream             stream: latest events, entry `<epoch>-<seq>`
 
 All that belongs to a place has its name as hash tag, so that one script may touch it all and a
-cluster of Redis shards by place. The record expires when the place is not heard of; the rest
-expires later by itself, so that a dead place leaves nothing for ever.
+cluster of Redis shards by place. `alive` expires when the place is not heard of; the rest expires
+much later by itself, so that a dead place leaves nothing for ever, and a place that could not be heard
+of for a while (Redis stood still) goes on where it was.
 """
 
 from __future__ import annotations
@@ -26,10 +29,11 @@ def places_key(prefix: str) -> str:
 class PlaceKeys:
     """The keys of one place."""
 
-    __slots__ = ("_base", "record", "stream")
+    __slots__ = ("_base", "alive", "record", "stream")
 
     def __init__(self, prefix: str, place: PlaceId) -> None:
         self._base = f"{prefix}:{{{place}}}"
+        self.alive = f"{self._base}:alive"
         self.record = f"{self._base}:record"
         self.stream = f"{self._base}:stream"
 

@@ -24,7 +24,7 @@ _EVENT_ENTRIES = 256
 """Entries in one event. Redis works on a batch of events for about 2 µs an entry, and nobody else is
 served meanwhile."""
 
-_BATCH_EVENTS = 8
+_BATCH_EVENTS = 4
 
 _Kind = type[PageStored] | type[PageRemoved] | type[PlaceCleared]
 
@@ -135,7 +135,9 @@ class Outbox:
             for start in range(0, max(len(entries), 1), _EVENT_ENTRIES):
                 # A copy: the caller may go on with its own list.
                 piece = tuple(entries[start : start + _EVENT_ENTRIES])
-                self._changes.append((kind, piece, self._added))
+                # The change is out with its last piece.
+                last = start + _EVENT_ENTRIES >= len(entries)
+                self._changes.append((kind, piece, self._added if last else self._added - 1))
                 self._entries += _weight(piece)
 
     def _drop(self) -> None:

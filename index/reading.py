@@ -10,16 +10,17 @@ the scan's end the copy is what Redis had then.
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
 import msgspec
 import redis.asyncio
 
-from pie.index.client import translated
+from pie.index.client import asking
 from pie.index.contract import PlaceRecord
 from pie.index.mirror import Applied, Mirror, PlaceLoad
 from pie.index.names import PlaceKeys, stream_id
@@ -31,7 +32,8 @@ log = logging.getLogger("pie.index.reading")
 _SCAN_PAGES = 1_000
 """Pages in one step of a scan; Redis works on them for about a millisecond, and so do we."""
 
-_EVENTS_AT_ONCE = 128
+_EVENTS_AT_ONCE = 32
+"""Events in one answer, of 256 entries at most, which Redis and we handle in some milliseconds."""
 
 _ATTEMPTS = 3
 """Tries to catch up with a place whose stream is shorter than the time that a scan takes."""
@@ -44,7 +46,10 @@ class Announced(enum.Enum):
     """What Redis has of a place that is not up."""
 
     NOTHING = "nothing"
+    COMING = "coming"
+    """It is alive and writes what it holds."""
     WITHDRAWN = "withdrawn"
+    """It has left, or a later start of it is on its way."""
     UNREADABLE = "unreadable"
     """Something that this version does not understand."""
 
@@ -62,13 +67,30 @@ class Announcement:
     """The latest event that the pages contain."""
 
 
-def parse_announcement(fields: Sequence[bytes | None]) -> Announcement | Announced:
-    """Return what the fields of a place's record say, in the order of `Announcement.FIELDS`."""
+def parse_announcement(
+    fields: Sequence[bytes | None], alive: bytes | None
+) -> Announcement | Announced:
+    """Return what Redis says of a place.
+
+    `fields` are those of its record, in the order of `Announcement.FIELDS`; `alive` is the epoch that
+    was heard of last, None where that is too long ago.
+    """
     epoch, record, generation, seq = fields
-    if epoch is None:
-        return Announced.NOTHING
-    if record is None or generation is None or seq is None:
+    if epoch is not None and (record is None or generation is None or seq is None):
         return Announced.WITHDRAWN
+    if alive is None:
+        return Announced.NOTHING
+    if epoch is None:
+        return Announced.COMING
+    if alive != epoch:
+        return Announced.WITHDRAWN
+    return _parse_record(fields)
+
+
+def _parse_record(fields: Sequence[bytes | None]) -> Announcement | Announced:
+    _, record, generation, seq = fields
+    if record is None or generation is None or seq is None:
+        return Announced.NOTHING
     try:
         return Announcement(_RECORD.decode(record), generation.decode(), int(seq))
     except (msgspec.DecodeError, ValueError):
@@ -86,71 +108,81 @@ def parse_event(fields: Mapping[bytes, bytes]) -> PageEvent | None:
         return None
 
 
-async def read_place(
-    client: redis.asyncio.Redis, mirror: Mirror, keys: PlaceKeys, *, with_pages: bool
-) -> tuple[Announcement, int] | None:
-    """Read a place into the mirror.
+class PlaceReader:
+    """Reads places from Redis into a mirror."""
 
-    Returns its announcement and the latest event that the mirror has now, or None where the place is
-    not up or changes faster than it can be read; the mirror then is as it was.
+    def __init__(
+        self, client: redis.asyncio.Redis, mirror: Mirror, *, limit_s: float, with_pages: bool
+    ) -> None:
+        self._client = client
+        self._mirror = mirror
+        self._limit_s = limit_s
+        self._with_pages = with_pages
 
-    Raises:
-        IndexUnavailableError: Redis does not answer.
-    """
-    attempts = 0
-    while (found := await _announcement(client, keys)) is not None and attempts < _ATTEMPTS:
-        attempts += 1
-        if not with_pages:
-            return (found, found.seq) if mirror.place_up(found.record) else None
-        load = mirror.load(found.record, seq=found.seq)
-        try:
-            with translated():
-                await _scan(client, keys.pages(found.generation), load)
-            now = await _announcement(client, keys)
-            if now is None or now.generation != found.generation:
-                continue
-            with translated():
-                caught_up = await _catch_up(client, keys, load, now)
-            if caught_up:
-                return (found, load.seq) if load.commit() else None
-        finally:
-            load.discard()
-    if found is not None:
-        log.warning("place %s changes faster than it can be read", found.record.place)
-    return None
+    async def read(
+        self, keys: PlaceKeys, wanted: Callable[[], bool]
+    ) -> tuple[Announcement, int] | None:
+        """Read a place into the mirror, if that is still `wanted` when it has been read.
 
+        Returns its announcement and the latest event that the mirror has now, or None where the
+        place is not up or changes faster than it can be read; the mirror then is as it was.
 
-async def _announcement(client: redis.asyncio.Redis, keys: PlaceKeys) -> Announcement | None:
-    with translated():
-        fields = await client.hmget(keys.record, list(Announcement.FIELDS))
-    said = parse_announcement([f if isinstance(f, bytes) else None for f in fields])
-    return said if isinstance(said, Announcement) else None
+        Raises:
+            IndexUnavailableError: Redis does not answer.
+        """
+        attempts = 0
+        while (found := await self._announcement(keys)) is not None and attempts < _ATTEMPTS:
+            attempts += 1
+            if not self._with_pages:
+                return (
+                    (found, found.seq) if wanted() and self._mirror.place_up(found.record) else None
+                )
+            load = self._mirror.load(found.record, seq=found.seq)
+            try:
+                await self._scan(keys.pages(found.generation), load)
+                now = await self._announcement(keys)
+                if now is None or now.generation != found.generation:
+                    continue
+                if await self._catch_up(keys, load, now):
+                    return (found, load.seq) if wanted() and load.commit() else None
+            finally:
+                load.discard()
+        if found is not None:
+            log.warning("place %s changes faster than it can be read", found.record.place)
+        return None
 
+    async def _announcement(self, keys: PlaceKeys) -> Announcement | None:
+        async with asking(self._limit_s):
+            fields = await self._client.hmget(keys.record, list(Announcement.FIELDS))
+        said = _parse_record([f if isinstance(f, bytes) else None for f in fields])
+        return said if isinstance(said, Announcement) else None
 
-async def _scan(client: redis.asyncio.Redis, pages: str, load: PlaceLoad) -> None:
-    """Read all pages, in the state of some moment each."""
-    cursor = 0
-    while True:
-        cursor, found = await client.hscan(pages, cursor, count=_SCAN_PAGES)
-        # The client's types cover both of its protocols and what it may decode.
-        masks = cast("Mapping[bytes, bytes]", found)
-        load.put((PageKey(key), PartMask(int(mask))) for key, mask in masks.items())
-        if cursor == 0:
-            return
+    async def _scan(self, pages: str, load: PlaceLoad) -> None:
+        """Read all pages, in the state of some moment each."""
+        cursor = 0
+        while True:
+            async with asking(self._limit_s):
+                cursor, found = await self._client.hscan(pages, cursor, count=_SCAN_PAGES)
+            # The client's types cover both of its protocols and what it may decode.
+            masks = cast("Mapping[bytes, bytes]", found)
+            load.put((PageKey(key), PartMask(int(mask))) for key, mask in masks.items())
+            if cursor == 0:
+                return
 
-
-async def _catch_up(
-    client: redis.asyncio.Redis, keys: PlaceKeys, load: PlaceLoad, until: Announcement
-) -> bool:
-    """Apply the events since the scan began; False where some are not there any more."""
-    epoch = until.record.epoch
-    while load.seq < until.seq:
-        after = stream_id(epoch, load.seq)
-        entries = await client.xrange(keys.stream, min=f"({after}", count=_EVENTS_AT_ONCE)
-        if not entries:
-            return False
-        for _, fields in entries:
-            event = parse_event(cast("Mapping[bytes, bytes]", fields))
-            if event is None or load.apply(event) is not Applied.DONE:
+    async def _catch_up(self, keys: PlaceKeys, load: PlaceLoad, until: Announcement) -> bool:
+        """Apply the events since the scan began; False where some are not there any more."""
+        epoch = until.record.epoch
+        while load.seq < until.seq:
+            after = stream_id(epoch, load.seq)
+            async with asking(self._limit_s):
+                entries = await self._client.xrange(
+                    keys.stream, min=f"({after}", count=_EVENTS_AT_ONCE
+                )
+            if not entries:
                 return False
-    return True
+            for _, fields in entries:
+                event = parse_event(cast("Mapping[bytes, bytes]", fields))
+                if event is None or load.apply(event) is not Applied.DONE:
+                    return False
+            await asyncio.sleep(0)
+        return True

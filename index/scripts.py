@@ -1,6 +1,6 @@
-"""What Redis does in one step for a place: announce, apply, withdraw.
+"""What Redis does in one step for a place: fill, announce, apply, withdraw.
 
-Covers the scripts and their answers. Does not cover when they are called (`pie.index.publisher`).
+Covers the scripts and their answers. Does not cover when they are called (`pie.index.remote`).
 
 Epochs are compared as text, because a number in Lua is exact up to 2^53 only.
 """
@@ -34,13 +34,16 @@ end
 APPLY = (
     _OLDER
     + """
--- KEYS record, pages, stream
--- ARGV epoch, generation, first seq, record ttl ms, other ttl ms, stream cap,
+-- KEYS record, pages, stream, alive
+-- ARGV epoch, generation, first seq, alive ttl ms, other ttl ms, name of the oldest event to keep,
 --      then for each event its changes, packed as `pack_changes` does, and the event for readers
-local epoch, generation, seq = unpack(redis.call('HMGET', KEYS[1], 'epoch', 'generation', 'seq'))
+local epoch, generation, seq, pages =
+  unpack(redis.call('HMGET', KEYS[1], 'epoch', 'generation', 'seq', 'pages'))
 if not epoch then return 'anew' end
 if older(ARGV[1], epoch) then return 'stale' end
 if epoch ~= ARGV[1] or generation ~= ARGV[2] then return 'anew' end
+-- A Redis that drops keys when it is full may have dropped the pages alone.
+if redis.call('HLEN', KEYS[2]) ~= tonumber(pages) then return 'anew' end
 local have, first, events = tonumber(seq), tonumber(ARGV[3]), (#ARGV - 6) / 2
 -- An answer that was lost makes a place say the same again.
 local again = events > 0 and have == first + events - 1
@@ -87,15 +90,20 @@ if not again then
       change(packed)
     end
     local id = string.format('%s-%.0f', ARGV[1], first + i - 1)
-    local added = redis.pcall('XADD', KEYS[3], 'MAXLEN', '~', ARGV[6], id, 'event', ARGV[6 + 2 * i])
-    -- Somebody else has written to the stream.
-    if type(added) == 'table' and added.err then return 'anew' end
+    local added = redis.pcall('XADD', KEYS[3], 'MINID', '~', ARGV[6], id, 'event', ARGV[6 + 2 * i])
+    if type(added) == 'table' and added.err then
+      if string.sub(added.err, 1, 3) == 'OOM' then return added end
+      -- Somebody else has written to the stream.
+      return 'anew'
+    end
   end
   if events > 0 then
-    redis.call('HSET', KEYS[1], 'seq', string.format('%.0f', first + events - 1))
+    redis.call('HSET', KEYS[1], 'seq', string.format('%.0f', first + events - 1),
+      'pages', redis.call('HLEN', KEYS[2]))
   end
 end
-redis.call('PEXPIRE', KEYS[1], ARGV[4])
+redis.call('SET', KEYS[4], ARGV[1], 'PX', ARGV[4])
+redis.call('PEXPIRE', KEYS[1], ARGV[5])
 redis.call('PEXPIRE', KEYS[2], ARGV[5])
 redis.call('PEXPIRE', KEYS[3], ARGV[5])
 return 'ok'
@@ -103,26 +111,48 @@ return 'ok'
 )
 """Apply the next events of a place, or none to say that it is alive."""
 
+FILL = (
+    _OLDER
+    + """
+-- KEYS record, pages of this announcement, alive
+-- ARGV epoch, alive ttl ms, other ttl ms, then key and mask of each page
+local epoch = redis.call('HGET', KEYS[1], 'epoch')
+if epoch and older(ARGV[1], epoch) then return 'stale' end
+redis.call('HSET', KEYS[2], unpack(ARGV, 4))
+redis.call('PEXPIRE', KEYS[2], ARGV[3])
+-- What was announced before stays alive until this replaces it.
+redis.call('SET', KEYS[3], ARGV[1], 'PX', ARGV[2])
+if epoch then redis.call('PEXPIRE', KEYS[1], ARGV[3]) end
+return 'ok'
+"""
+)
+"""Write some pages of an announcement that does not count yet."""
+
 ANNOUNCE = (
     _OLDER
     + """
--- KEYS record, pages of this announcement, pages of the one before, stream
--- ARGV epoch, generation, generation before, seq, number of pages, record, record ttl ms,
---      other ttl ms, stream cap
-local epoch, before = unpack(redis.call('HMGET', KEYS[1], 'epoch', 'generation'))
+-- KEYS record, pages of this announcement, pages of the one before, stream, alive
+-- ARGV epoch, generation, generation before, seq, number of pages, record, alive ttl ms,
+--      other ttl ms
+local epoch, before, seq = unpack(redis.call('HMGET', KEYS[1], 'epoch', 'generation', 'seq'))
 if epoch and older(ARGV[1], epoch) then return 'stale' end
+-- This may arrive late, from a connection that was given up: after what was said since.
+if epoch == ARGV[1] and (not seq or tonumber(seq) >= tonumber(ARGV[4])) then return 'anew' end
 -- Redis may have lost what was written for this announcement so far.
 if redis.call('HLEN', KEYS[2]) ~= tonumber(ARGV[5]) then return 'anew' end
 if before and before == ARGV[3] and KEYS[2] ~= KEYS[3] then redis.call('UNLINK', KEYS[3]) end
-redis.call('HSET', KEYS[1], 'epoch', ARGV[1], 'generation', ARGV[2], 'seq', ARGV[4], 'record', ARGV[6])
+redis.call('HSET', KEYS[1], 'epoch', ARGV[1], 'generation', ARGV[2], 'seq', ARGV[4],
+  'pages', ARGV[5], 'record', ARGV[6])
 local id = ARGV[1] .. '-' .. ARGV[4]
-local added = redis.pcall('XADD', KEYS[4], 'MAXLEN', '~', ARGV[9], id, 'announced', ARGV[2])
+-- Events before it are of no use: whoever has not read them reads all.
+local added = redis.pcall('XADD', KEYS[4], 'MINID', id, id, 'announced', ARGV[2])
 if type(added) == 'table' and added.err then
   -- The stream is of a later start that has left since, or somebody else has written to it.
   redis.call('UNLINK', KEYS[4])
   redis.call('XADD', KEYS[4], id, 'announced', ARGV[2])
 end
-redis.call('PEXPIRE', KEYS[1], ARGV[7])
+redis.call('SET', KEYS[5], ARGV[1], 'PX', ARGV[7])
+redis.call('PEXPIRE', KEYS[1], ARGV[8])
 redis.call('PEXPIRE', KEYS[2], ARGV[8])
 redis.call('PEXPIRE', KEYS[4], ARGV[8])
 return 'ok'
@@ -133,14 +163,14 @@ return 'ok'
 WITHDRAW = (
     _OLDER
     + """
--- KEYS record, pages, stream
--- ARGV epoch, generation, tombstone ttl ms
-local epoch, generation = unpack(redis.call('HMGET', KEYS[1], 'epoch', 'generation'))
+-- KEYS record, pages, stream, alive
+-- ARGV epoch, tombstone ttl ms
+local epoch = redis.call('HGET', KEYS[1], 'epoch')
 if epoch and older(ARGV[1], epoch) then return 'stale' end
-redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[3])
+redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[3], KEYS[4])
 -- Readers tell a place that has left from one that Redis has lost.
 redis.call('HSET', KEYS[1], 'epoch', ARGV[1])
-redis.call('PEXPIRE', KEYS[1], ARGV[3])
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return 'ok'
 """
 )

@@ -67,3 +67,8 @@ class IndexSettings(BaseModel):
         ge=1,
         description="Latest events kept for each place; a reader further behind reads it anew.",
     )
+    stream_entries: int = Field(
+        default=65_536,
+        ge=1,
+        description="Most changes of pages in those events together, about 80 bytes each.",
+    )

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
+from collections.abc import Iterable
 
-_FIRST_WAIT_S = 0.01
-_LONGEST_WAIT_S = 0.5
+log = logging.getLogger("pie.index.tasks")
+
+_AGAIN_S = 0.25
+_LIMIT_S = 5.0
 
 
-async def end(task: asyncio.Task[None]) -> None:
-    """Cancel a task and wait until it has ended.
+async def end(tasks: Iterable[asyncio.Task[None]], limit_s: float = _LIMIT_S) -> None:
+    """Cancel tasks and wait until they have ended, but not longer than `limit_s`.
 
-    One `cancel` is not enough: in Python 3.11 a cancellation that comes together with what
-    `asyncio.wait_for` waits for is lost, and Redis's client waits with it. The waits grow, so that
-    they do not keep step with a loop in the task.
+    A task must also look at a flag of its owner in every loop: libraries lose a cancellation now and
+    then (`asyncio.wait_for` does in Python 3.11), and so it is also sent again.
     """
-    wait_s = _FIRST_WAIT_S
-    while not task.done():
-        task.cancel()
-        await asyncio.wait([task], timeout=wait_s)
-        wait_s = min(1.5 * wait_s, _LONGEST_WAIT_S)
+    left = set(tasks)
+    deadline_s = time.monotonic() + limit_s
+    while left:
+        for task in left:
+            task.cancel()
+        _, left = await asyncio.wait(left, timeout=_AGAIN_S)
+        if left and time.monotonic() > deadline_s:
+            names = ", ".join(sorted(task.get_name() for task in left))
+            log.error("tasks that do not end are left alone: %s", names)
+            return

@@ -40,8 +40,7 @@ def data_of(server: EmbeddedServer) -> Path:
 async def test_a_killed_redis_comes_back_with_its_data_and_nobody_announces_anew(
     own_redis_server: EmbeddedServer, own_settings: IndexSettings
 ) -> None:
-    # So long that a busy machine does not make a place late.
-    async with running(own_settings.model_copy(update={"ttl_s": 20.0})) as index:
+    async with running(own_settings) as index:
         place = await index.join("w0")
         place.store(*range(100))
         await index.settled()

@@ -61,6 +61,17 @@ def test_large_changes_are_cut_and_small_ones_gathered_up_to_a_size() -> None:
     ]
 
 
+def test_a_change_is_out_with_its_last_piece() -> None:
+    outbox = listening()
+    outbox.stored([entry(1)])
+    outbox.removed([entry(number) for number in range(3_000)])
+    outs: list[int] = []
+    while (some := outbox.take(W0, FIRST, 1))[0]:
+        outs.append(some[1])
+    assert outs == [1] * (len(outs) - 1) + [2]
+    assert len(outs) > 1
+
+
 def test_a_list_may_change_after_it_was_given() -> None:
     outbox = listening()
     entries = [entry(1)]

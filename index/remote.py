@@ -1,0 +1,167 @@
+"""One place in Redis, as its publisher writes it.
+
+Covers what is said to Redis, how long that may take, and what the answer means. Does not cover when
+it is said (`pie.index.publisher`) or what Redis does with it (`pie.index.scripts`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from itertools import islice
+
+import msgspec
+
+from pie.index.client import asking, make_async_client
+from pie.index.contract import PlaceRecord
+from pie.index.errors import PlaceFencedError
+from pie.index.names import PlaceKeys, places_key, stream_id
+from pie.index.scripts import ANNOUNCE, APPLY, FILL, WITHDRAW, Answer, pack_changes
+from pie.index.settings import IndexSettings
+from pie.page.events import PageEvent, PartMask, PlaceCleared
+from pie.page.key import PageKey
+
+_KEEP_S = 60.0
+"""What Redis has of a dead place goes after ten times its time to live, and not before this."""
+
+_FILL_PAGES = 500
+"""Pages written in one step of an announcement; Redis works on them for about a millisecond."""
+
+
+class RemotePlace:
+    """Writes one place; one call at a time.
+
+    Every method raises `IndexUnavailableError` (`IndexRefusedError` where Redis says no) and
+    `PlaceFencedError`.
+    """
+
+    def __init__(self, url: str, record: PlaceRecord, settings: IndexSettings) -> None:
+        self._record = record
+        self._settings = settings
+        self._keys = PlaceKeys(settings.key_prefix, record.place)
+        self._places_key = places_key(settings.key_prefix)
+        self._client = make_async_client(url)
+        self._apply = self._client.register_script(APPLY)
+        self._fill = self._client.register_script(FILL)
+        self._announce = self._client.register_script(ANNOUNCE)
+        self._withdraw = self._client.register_script(WITHDRAW)
+        self._ttl_ms = max(int(record.ttl_s * 1000), 1)
+        self._keep_ms = int(max(10 * record.ttl_s, _KEEP_S) * 1000)
+        self._generation = ""
+        self._announcements = 0
+        self._unfinished = ""
+        """Pages of an announcement that failed, to be removed by the next."""
+        self._recent: deque[tuple[int, int]] = deque()
+        """Number and entries of the events in the stream."""
+        self._recent_entries = 0
+
+    async def apply(self, events: Sequence[PageEvent], first: int) -> bool:
+        """Write events, the first with number `first`, or none as a sign of life.
+
+        Returns False where Redis lacks what went before: the place must be announced anew.
+        """
+        keys = self._keys
+        said: list[bytes] = []
+        for event in events:
+            said += (pack_changes(event), msgspec.msgpack.encode(event))
+            self._remember(event)
+        oldest = self._recent[0][0] if self._recent else first
+        async with self._asking():
+            answer = await self._apply(
+                keys=[keys.record, keys.pages(self._generation), keys.stream, keys.alive],
+                args=[
+                    *(self._record.epoch, self._generation, first, self._ttl_ms, self._keep_ms),
+                    stream_id(self._record.epoch, oldest),
+                    *said,
+                ],
+            )
+            if not events:
+                # After the place's own keys are there: whoever reads the set finds them.
+                await self._client.sadd(self._places_key, self._record.place)
+        return self._accepted(answer)
+
+    async def announce(self, masks: Mapping[PageKey, PartMask], seq: int) -> bool:
+        """Write all pages of the place under a new generation and let it count, as event `seq`.
+
+        Returns False where Redis lost some of it meanwhile, or has a later announcement.
+        """
+        record, keys = self._record, self._keys
+        async with self._asking():
+            epoch, said = await self._client.hmget(keys.record, ["epoch", "generation"])
+            if epoch is not None and int(epoch) > record.epoch:
+                raise PlaceFencedError(f"{record.place} is up in a later epoch")
+            if self._unfinished:
+                await self._client.unlink(self._unfinished)
+        before = said.decode() if isinstance(said, bytes) else ""
+        self._announcements += 1
+        generation = f"{record.epoch}.{self._announcements}"
+        pages = self._unfinished = keys.pages(generation)
+        # What an earlier process of the same epoch may have left.
+        async with self._asking():
+            await self._client.unlink(pages)
+        rest = iter(masks.items())
+        while some := list(islice(rest, _FILL_PAGES)):
+            async with self._asking():
+                args: list[bytes | int] = [record.epoch, self._ttl_ms, self._keep_ms]
+                for key, mask in some:
+                    args += (key, mask)
+                answer = await self._fill(keys=[keys.record, pages, keys.alive], args=args)
+            self._accepted(answer)
+        async with self._asking():
+            answer = await self._announce(
+                keys=[
+                    *(keys.record, pages, keys.pages(before) if before else pages),
+                    *(keys.stream, keys.alive),
+                ],
+                args=[
+                    *(record.epoch, generation, before, seq, len(masks)),
+                    *(msgspec.msgpack.encode(record), self._ttl_ms, self._keep_ms),
+                ],
+            )
+            if not self._accepted(answer):
+                return False
+            self._generation, self._unfinished = generation, ""
+            self._recent.clear()
+            self._recent_entries = 0
+            await self._client.sadd(self._places_key, record.place)
+        return True
+
+    async def withdraw(self) -> None:
+        """Take the place out."""
+        keys = self._keys
+        async with self._asking():
+            if self._unfinished:
+                await self._client.unlink(self._unfinished)
+            await self._withdraw(
+                keys=[keys.record, keys.pages(self._generation), keys.stream, keys.alive],
+                args=[self._record.epoch, self._ttl_ms],
+            )
+            await self._client.srem(self._places_key, self._record.place)
+
+    async def close(self) -> None:
+        """Let go of connections, at once."""
+        await self._client.aclose()
+
+    def _asking(self) -> AbstractAsyncContextManager[None]:
+        return asking(self._settings.request_timeout_s)
+
+    def _accepted(self, said: bytes) -> bool:
+        """Say whether a script did its work; raises where this start of the place is over."""
+        answer = Answer(said)
+        if answer is Answer.STALE:
+            raise PlaceFencedError(f"{self._record.place} is up in a later epoch")
+        return answer is Answer.OK
+
+    def _remember(self, event: PageEvent) -> None:
+        """Count an event that the stream gets, and forget those that are too many for it."""
+        if self._recent and event.seq <= self._recent[-1][0]:
+            return  # said again
+        entries = 0 if isinstance(event, PlaceCleared) else len(event.entries)
+        self._recent.append((event.seq, entries))
+        self._recent_entries += entries
+        while len(self._recent) > 1 and (
+            len(self._recent) > self._settings.stream_events
+            or self._recent_entries > self._settings.stream_entries
+        ):
+            self._recent_entries -= self._recent.popleft()[1]
