@@ -85,7 +85,7 @@ def make_engine(
         page_tokens=settings.page_tokens,
         vocabulary=Vocabulary(
             tokenizer=assembly.tokenizer,
-            eos_token_ids=model.eos_token_ids,
+            eos_token_ids=frozenset(assembly.tokenizer.eos_token_ids),
             context_tokens=assembly.context_tokens,
         ),
         limits=EngineLimits(
@@ -119,7 +119,7 @@ def make_record(
         page_tokens=model.layout.page_tokens,
         context_tokens=assembly.context_tokens,
         vocab_size=model.vocab_size,
-        eos_token_ids=tuple(sorted(model.eos_token_ids)),
+        eos_token_ids=assembly.tokenizer.eos_token_ids,
         tokenizer_path=str(model.folder),
         tokenizer_digest=assembly.tokenizer.digest,
         window_tokens=model.layout.window_tokens,

@@ -8,19 +8,13 @@ it (`pie.worker.runner`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    GenerationConfig,
-    PretrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from pie.page.key import RootKey, model_root
@@ -55,7 +49,6 @@ class Model:
     fingerprint: bytes
     context_tokens: int
     vocab_size: int
-    eos_token_ids: frozenset[int]
     dtype: torch.dtype
     device: torch.device
     attention: str
@@ -152,7 +145,6 @@ def describe(
         fingerprint=fingerprint,
         context_tokens=min(context_tokens or limit, limit),
         vocab_size=text.vocab_size,
-        eos_token_ids=_eos_token_ids(found.path, config),
         dtype=dtype,
         device=module.device,
         attention=attention,
@@ -188,16 +180,3 @@ def _load(found: ModelFolder, dtype: torch.dtype, device: torch.device) -> PreTr
         ) from error
     torch.nn.Module.to(module, device)
     return module
-
-
-def _eos_token_ids(folder: Path, config: PretrainedConfig) -> frozenset[int]:
-    """Return the tokens that end an answer: the generation configuration's, else the model's."""
-    try:
-        ends = GenerationConfig.from_pretrained(folder, local_files_only=True).eos_token_id
-    except OSError:
-        ends = None
-    if ends is None:
-        ends = getattr(config.get_text_config(), "eos_token_id", None)
-    if isinstance(ends, int):
-        return frozenset({ends})
-    return frozenset(ends) if isinstance(ends, Iterable) else frozenset()
