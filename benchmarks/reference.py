@@ -23,7 +23,7 @@ class Reference:
         torch.set_num_threads(threads)
         self.model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, attn_implementation="sdpa"
-        ).eval()
+        )
 
     @torch.inference_mode()
     def prefill_s(self, tokens: Sequence[int]) -> float:

@@ -21,7 +21,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from pie.cluster.config import Key, LoadedConfig, load_config
+from pie.cluster.config import Key, LoadedConfig, load_config, masked
 from pie.cluster.errors import ClusterError, ConfigError
 from pie.cluster.reference import reference_page, shown
 
@@ -80,7 +80,7 @@ def serve(
             _say(f"Pie serves {loaded.config.model.source} at {addresses.router}/v1")
             for name, address in {**addresses.workers, **addresses.pool}.items():
                 _say(f"  {name:<10}{address}")
-            _say(f"  {'index':<10}{addresses.index}")
+            _say(f"  {'index':<10}{masked(addresses.index)}")
             _say(f"  {'logs':<10}{addresses.logs}")
             _say("Ctrl-C stops it.")
             while True:

@@ -100,6 +100,11 @@ def load_config(
     return LoadedConfig(config, origins)
 
 
+def masked(text: str) -> str:
+    """Return a text without the user and password of a URL in it."""
+    return re.sub(r"://[^/@\s]*@", "://***@", text)
+
+
 def sections() -> dict[str, type[BaseModel]]:
     """Return the settings class of every section, in order."""
     found: dict[str, type[BaseModel]] = {}
@@ -168,10 +173,15 @@ def _environment_values(
 ) -> Iterable[tuple[str, Key, str]]:
     known = sections()
     for name in sorted(environment):
-        if not name.startswith(ENV_PREFIX) or _ENV_SEPARATOR not in name:
+        if not name.startswith(ENV_PREFIX):
             continue
-        section, _, key = name.removeprefix(ENV_PREFIX).lower().partition(_ENV_SEPARATOR)
-        if section in known:
+        section, separator, key = name.removeprefix(ENV_PREFIX).lower().partition(_ENV_SEPARATOR)
+        if not separator:
+            section, _, key = section.partition("_")
+            if section in known:
+                meant = f"{ENV_PREFIX}{section}{_ENV_SEPARATOR}{key}".upper()
+                problems.append(f"{name}: two underscores join section and key: {meant}")
+        elif section in known:
             yield name, (section, key), environment[name]
         else:
             problems.append(f"{name}: {_unknown('section', section, known)}")
@@ -222,7 +232,7 @@ def _is_secret(location: Key) -> bool:
 
 
 def _shortened(value: object) -> str:
-    text = repr(value)
+    text = masked(repr(value))
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"
 
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import httpx
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -24,6 +23,7 @@ from rich.table import Table
 from pie.cluster.config import PieConfig
 from pie.cluster.errors import StartError
 from pie.cluster.launch import Report, running
+from pie.cluster.status import fetch_status
 
 if TYPE_CHECKING:
     from openai import OpenAI
@@ -102,28 +102,26 @@ def run_demo(config: PieConfig, console: Console, report: Report) -> bool:
         tempfile.TemporaryDirectory(prefix="pie-demo-") as folder,
         running(_apart(config, Path(folder)), report) as (_cluster, addresses),
     ):
-        client = OpenAI(
-            base_url=f"{addresses.router}/v1",
-            api_key=config.router.api_token.get_secret_value() or "none",
-            max_retries=0,
-        )
+        token = config.router.api_token.get_secret_value()
+        client = OpenAI(base_url=f"{addresses.router}/v1", api_key=token or "none", max_retries=0)
         with client:
-            return _Demo(client, addresses.router, list(addresses.workers), console).run(
-                config.model.page_tokens
-            )
+            demo = _Demo(client, addresses.router, token, list(addresses.workers), console)
+            return demo.run(config.model.page_tokens)
 
 
 def _apart(config: PieConfig, folder: Path) -> PieConfig:
-    """Keep the demonstration's index out of the way of a cluster that runs already."""
-    return config.model_copy(
-        update={"index": config.index.model_copy(update={"data_dir": folder / "index"})}
-    )
+    """Keep the demonstration's places out of the index of a cluster that runs already."""
+    own = {"url": "", "data_dir": folder / "index"}
+    return config.model_copy(update={"index": config.index.model_copy(update=own)})
 
 
 class _Demo:
-    def __init__(self, client: OpenAI, router: str, workers: list[str], console: Console) -> None:
+    def __init__(
+        self, client: OpenAI, router: str, token: str, workers: list[str], console: Console
+    ) -> None:
         self._client = client
         self._router = router
+        self._token = token
         self._workers = workers
         self._console = console
         self._model = client.models.list().data[0].id
@@ -142,14 +140,14 @@ class _Demo:
         self._show([*turns, *burst, moved])
         problems = [
             f"{turn.name} computed more than {1 - _WANTED_SHARE:.0%} of its full pages anew"
-            for turn in turns[1:]
+            for turn in [*turns[1:], moved]
             if turn.cached_tokens
             < _WANTED_SHARE * (turn.prompt_tokens // page_tokens * page_tokens)
         ]
         if moved.worker != other or "pool" not in moved.cached_from:
             problems.append(f"{moved.name} was not fed from the pool")
         for problem in problems:
-            self._console.print(f"[bold red]{problem}[/]")
+            self._console.print(problem, style="bold red", markup=False)
         return not problems
 
     def _turn(
@@ -162,8 +160,12 @@ class _Demo:
         conversation.append({"role": "user", "content": question})
         answer = self._ask(conversation, name, place)
         conversation.append({"role": "assistant", "content": answer.text})
-        self._console.print(f"[bold]{question}[/]\n{answer.text}\n", highlight=False)
+        self._print(question, answer)
         return answer
+
+    def _print(self, question: str, answer: Answer) -> None:
+        self._console.print(question, style="bold", markup=False, highlight=False)
+        self._console.print(f"{answer.text.strip()}\n", markup=False, highlight=False)
 
     def _burst(self) -> list[Answer]:
         document = _document()
@@ -182,7 +184,7 @@ class _Demo:
             )
             answers = [first, *rest]
         for question, answer in zip(_QUESTIONS, answers, strict=True):
-            self._console.print(f"[bold]{question}[/]\n{answer.text}\n", highlight=False)
+            self._print(question, answer)
         return answers
 
     def _ask(
@@ -221,7 +223,7 @@ class _Demo:
             cached_from=raw.headers.get("x-pie-cached-from", ""),
             first_token_s=first_s - start_s,
             tokens_per_s=(usage.completion_tokens - 1) / max(end_s - first_s, 1e-9),
-            text="".join(pieces).strip(),
+            text="".join(pieces),
         )
 
     def _await_pool(self) -> None:
@@ -229,8 +231,8 @@ class _Demo:
         deadline_s = time.monotonic() + _POOL_WAIT_S
         before = -1
         while time.monotonic() < deadline_s:
-            held = httpx.get(f"{self._router}/status", timeout=10).json()
-            pages = sum(sum(place["pages"].values()) for place in held["pool"])
+            status = fetch_status(self._router, self._token)
+            pages = sum(sum(node.pages.values()) for node in status.pool)
             if pages and pages == before:
                 return
             before = pages

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import httpx
 import psutil
 
 from pie.cluster import ray_environment
@@ -130,17 +131,15 @@ class Cluster:
         self._ray = self._start_ray()
         self._make_parts(self._ray)
         deadline_s = time.monotonic() + self._config.cluster.start_timeout_s
-        while not all(part.state.phase is Phase.READY for part in self.parts):
-            self.poll()
-            waiting = [p for p in self.parts if p.state.phase is not Phase.READY]
-            if waiting and time.monotonic() > deadline_s:
-                names = ", ".join(f"{p.name} ({p.state.detail or p.state.phase})" for p in waiting)
+        while waiting := self._waiting():
+            if time.monotonic() > deadline_s:
                 limit_s = self._config.cluster.start_timeout_s
                 raise StartError(
-                    f"not ready after {limit_s:g} s: {names}; "
+                    f"not ready after {limit_s:g} s: {waiting}; "
                     "cluster.start_timeout_s sets how long to wait"
                 )
             time.sleep(_POLL_S)
+            self.poll()
         return self.addresses()
 
     def addresses(self) -> Addresses:
@@ -199,6 +198,18 @@ class Cluster:
     @property
     def _logs(self) -> Path:
         return self._config.cluster.log_dir or self._folder / "logs"
+
+    def _waiting(self) -> str:
+        """Return what is not ready yet; nothing when the router can reach every worker."""
+        if parts := [p for p in self.parts if p.state.phase is not Phase.READY]:
+            return ", ".join(f"{p.name} ({p.state.detail or p.state.phase})" for p in parts)
+        try:
+            answer = httpx.get(f"{self.addresses().router}/ready", timeout=_STATE_TIMEOUT_S)
+            reached = answer.json()["workers"] if answer.is_success else 0
+        except httpx.HTTPError as error:
+            return f"router ({error})"
+        workers = len(self._workers)
+        return "" if reached >= workers else f"router (reaches {reached} of {workers} workers)"
 
     def _failed(self, part: Part, state: State) -> None:
         part.failures += 1

@@ -17,7 +17,7 @@ import annotated_types
 from pydantic import BaseModel, ByteSize, SecretStr
 from pydantic.fields import FieldInfo
 
-from pie.cluster.config import ENV_PREFIX, sections
+from pie.cluster.config import ENV_PREFIX, masked, sections
 
 _HEAD = """\
 # Configuration
@@ -62,7 +62,7 @@ def shown(value: object) -> str:
         case Enum():
             text = f'"{value.value}"'
         case str() | Path():
-            text = f'"{value}"'
+            text = f'"{masked(str(value))}"'
         case list() | tuple():
             text = "[" + ", ".join(shown(one) for one in value) + "]"
         case Mapping():

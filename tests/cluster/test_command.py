@@ -49,24 +49,24 @@ def assert_sentence(done: subprocess.CompletedProcess[str], *words: str) -> None
         assert word in sentence
 
 
-def test_a_busy_port_is_one_sentence(tmp_path):
+def test_a_busy_port_is_one_sentence(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as busy:
         port = busy.getsockname()[1]
         done = pie(tmp_path, "serve", "--port", str(port))
     assert_sentence(done, f"127.0.0.1:{port}", "router.port")
 
 
-def test_a_missing_model_is_one_sentence(tmp_path):
+def test_a_missing_model_is_one_sentence(tmp_path: Path) -> None:
     done = pie(tmp_path, "serve", "--model", str(tmp_path / "no-such-model"))
     assert_sentence(done, "no-such-model")
 
 
-def test_too_little_memory_is_one_sentence(tmp_path):
+def test_too_little_memory_is_one_sentence(tmp_path: Path) -> None:
     done = pie(tmp_path, "serve", PIE_MODEL__DEVICE_KV_BUDGET="4000GiB")
     assert_sentence(done, "GiB", "model.device_kv_budget")
 
 
-def test_every_mistake_in_the_configuration_is_reported(tmp_path):
+def test_every_mistake_in_the_configuration_is_reported(tmp_path: Path) -> None:
     (tmp_path / "pie.toml").write_text("[model]\ndtype = 'int3'\n[clutser]\n")
     done = pie(tmp_path, "serve")
     assert done.returncode == 2
@@ -74,7 +74,7 @@ def test_every_mistake_in_the_configuration_is_reported(tmp_path):
     assert "pie.toml:3: unknown section 'clutser'; did you mean cluster?" in done.stderr
 
 
-def test_a_bad_policy_file_stops_the_start(tmp_path):
+def test_a_bad_policy_file_stops_the_start(tmp_path: Path) -> None:
     (tmp_path / "policies.yaml").write_text("worker:\n  retention: lruu\n")
     done = pie(tmp_path, "serve", PIE_POLICIES__FILE=str(tmp_path / "policies.yaml"))
     assert done.returncode == 2
@@ -82,19 +82,19 @@ def test_a_bad_policy_file_stops_the_start(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_a_ray_that_is_not_there_is_one_sentence(tmp_path):
+def test_a_ray_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
     done = pie(tmp_path, "serve", PIE_CLUSTER__RAY_ADDRESS="127.0.0.1:1")
     assert_sentence(done, "127.0.0.1:1")
 
 
-def test_status_without_a_cluster_is_one_sentence(tmp_path):
+def test_status_without_a_cluster_is_one_sentence(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     done = pie(tmp_path, "status", "--at", f"http://127.0.0.1:{port}")
     assert_sentence(done, f"http://127.0.0.1:{port}", "pie serve")
 
 
-def test_config_show_says_where_each_value_came_from(tmp_path):
+def test_config_show_says_where_each_value_came_from(tmp_path: Path) -> None:
     (tmp_path / "pie.toml").write_text("[cluster]\nworkers = 3\n")
     done = pie(tmp_path, "config", "show", PIE_MODEL__DTYPE="float32")
     assert done.returncode == 0
@@ -115,7 +115,9 @@ def test_config_show_says_where_each_value_came_from(tmp_path):
         ("Ctrl-C stops it", signal.SIGKILL),
     ],
 )
-def test_ended_at_any_moment_it_leaves_nothing_behind(tmp_path, temporary, number, words):
+def test_ended_at_any_moment_it_leaves_nothing_behind(
+    tmp_path: Path, temporary: Path, number: int, words: str
+) -> None:
     serving = Serving(tmp_path, {"PIE_CLUSTER__WORKERS": "1", "TMPDIR": str(temporary)})
     try:
         serving.wait_until_said(words)
@@ -125,15 +127,15 @@ def test_ended_at_any_moment_it_leaves_nothing_behind(tmp_path, temporary, numbe
         code = serving.stop(number)
     assert code == (-signal.SIGKILL if number == signal.SIGKILL else 0), serving.text
     deadline_s = time.monotonic() + 20
-    while time.monotonic() < deadline_s:
+    while True:
         left = [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
         if not left and not list(temporary.iterdir()):
             return
+        assert time.monotonic() < deadline_s, f"left: {left} {list(temporary.rglob('*'))}"
         time.sleep(0.2)
-    pytest.fail(f"left: {left} {list(temporary.rglob('*'))}")
 
 
-def test_a_second_signal_ends_it_at_once(tmp_path):
+def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
     serving = Serving(tmp_path, {"PIE_CLUSTER__WORKERS": "1"})
     try:
         serving.wait_until_said("ray       ready")

@@ -24,13 +24,17 @@ def problems(file: Path | None, environment: dict[str, str] | None = None) -> tu
     return caught.value.problems
 
 
-def test_without_a_file_every_value_is_its_default(tmp_path, monkeypatch):
+def test_without_a_file_every_value_is_its_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     loaded = load_config(None, {})
     assert {origin for _, _, origin in loaded.values()} == {"default"}
 
 
-def test_a_file_in_the_working_directory_is_read(tmp_path, monkeypatch):
+def test_a_file_in_the_working_directory_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(tmp_path, "[cluster]\nworkers = 3\n")
     monkeypatch.chdir(tmp_path)
     loaded = load_config(None, {})
@@ -38,7 +42,7 @@ def test_a_file_in_the_working_directory_is_read(tmp_path, monkeypatch):
     assert loaded.origins["cluster", "workers"] == "pie.toml:2"
 
 
-def test_the_environment_wins_over_the_file_and_a_flag_over_both(tmp_path):
+def test_the_environment_wins_over_the_file_and_a_flag_over_both(tmp_path: Path) -> None:
     file = write(tmp_path, "[cluster]\nworkers = 3\n[router]\nport = 1\n")
     environment = {"PIE_CLUSTER__WORKERS": "4", "PIE_ROUTER__PORT": "2"}
     loaded = load_config(file, environment, {("router", "port"): ("--port", 3)})
@@ -48,12 +52,12 @@ def test_the_environment_wins_over_the_file_and_a_flag_over_both(tmp_path):
     assert loaded.origins["router", "port"] == "--port"
 
 
-def test_sizes_take_units(tmp_path):
+def test_sizes_take_units(tmp_path: Path) -> None:
     file = write(tmp_path, '[model]\ndevice_kv_budget = "96MiB"\n')
     assert load_config(file, {}).config.model.device_kv_budget == 96 << 20
 
 
-def test_every_problem_is_reported_at_once_with_its_line(tmp_path):
+def test_every_problem_is_reported_at_once_with_its_line(tmp_path: Path) -> None:
     file = write(
         tmp_path,
         '[cluster]\nworkers = "many"\n\n[model]\ndtipe = "float32"\n\n[modell]\nx = 1\n',
@@ -67,14 +71,18 @@ def test_every_problem_is_reported_at_once_with_its_line(tmp_path):
     assert "PIE_ROUTER__PORT: router.port" in text
 
 
-def test_an_unknown_section_in_the_environment_is_refused():
+def test_an_unknown_section_in_the_environment_is_refused() -> None:
     assert (
         "PIE_MODLE__DTYPE: unknown section 'modle'; did you mean model?"
         in problems(None, {"PIE_MODLE__DTYPE": "float32"})[0]
     )
 
 
-def test_other_variables_are_passed_over():
+def test_a_variable_with_one_underscore_is_refused() -> None:
+    assert "PIE_MODEL__DTYPE" in problems(None, {"PIE_MODEL_DTYPE": "float32"})[0]
+
+
+def test_other_variables_are_passed_over() -> None:
     load_config(None, {"PIE_RUN": "x", "PIEMAN": "y", "PATH": "/bin"})
 
 
@@ -87,35 +95,48 @@ def test_other_variables_are_passed_over():
         (b"model = 3\n", "a section is wanted"),
     ],
 )
-def test_a_bad_file_is_named(tmp_path, content, what):
+def test_a_bad_file_is_named(tmp_path: Path, content: bytes, what: str) -> None:
     file = tmp_path / "pie.toml"
     file.write_bytes(content)
     assert what in problems(file)[0]
     assert str(file) in problems(file)[0]
 
 
-def test_a_missing_file_is_named(tmp_path):
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     assert "cannot be read" in problems(tmp_path / "no.toml")[0]
 
 
 @given(st.text(max_size=60))
-def test_whatever_a_variable_holds_is_refused_with_a_sentence(text):
+def test_whatever_a_variable_holds_is_refused_with_a_sentence(text: str) -> None:
     environment = {"PIE_MODEL__DTYPE": text, "PIE_CLUSTER__WORKERS": text}
     assert problems(None, environment)
 
 
-def test_the_reference_page_is_the_codes():
+def test_the_reference_page_is_the_codes() -> None:
     page = Path(__file__).parents[2] / "docs" / "configuration.md"
     assert page.read_text() == reference_page(), "run: pie config reference > docs/configuration.md"
 
 
-def test_every_key_has_a_description():
+def test_every_key_has_a_description() -> None:
     for name, settings in sections().items():
         for key, field in settings.model_fields.items():
             assert field.description, f"{name}.{key}"
 
 
-def test_a_secret_is_never_shown(tmp_path):
+def test_a_secret_is_never_shown(tmp_path: Path) -> None:
     file = write(tmp_path, '[router]\napi_token = "hush"\n')
     loaded = load_config(file, {})
     assert all("hush" not in shown(value) for _, value, _ in loaded.values())
+
+
+def test_a_secret_is_not_shown_by_what_is_said_of_a_mistake() -> None:
+    for variables in (
+        {"PIE_ROUTER__API_TOKEN": "[1234567]"},
+        {"PIE_ROUTER__API_TOKEN": "1234567", "PIE_ROUTER__PORT": "none"},
+        {"PIE_INDEX__URL": "http://:1234567@host"},
+    ):
+        assert "1234567" not in "".join(problems(None, variables))
+
+
+def test_the_password_in_a_url_is_not_shown() -> None:
+    assert shown("redis://:hunter2@host:6379/0") == '"redis://***@host:6379/0"'

@@ -7,8 +7,10 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
+import openai
 import pytest
 from openai import OpenAI
 
@@ -22,7 +24,9 @@ LONG = "The archive keeps every letter that the expedition sent home by boat. " 
 @pytest.fixture(scope="module")
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     port = _free_port()
-    one = Serving(tmp_path_factory.mktemp("faults"), {"PIE_ROUTER__PORT": str(port)})
+    # float32 is repeatable between prefill and decode, so answers can be compared to the end.
+    settings = {"PIE_ROUTER__PORT": str(port), "PIE_MODEL__DTYPE": "float32"}
+    one = Serving(tmp_path_factory.mktemp("faults"), settings)
     try:
         one.wait_until_said("Ctrl-C stops it")
         one.wait_until_ready(workers=2)
@@ -63,7 +67,7 @@ def worker_pid(serving: Serving, place: str) -> int:
     raise AssertionError(f"nobody listens for {place}")
 
 
-def ask(client: OpenAI, text: str, **more: object) -> tuple[str, int]:
+def ask(client: Any, text: str, **more: object) -> tuple[str, int]:
     answer = client.chat.completions.create(
         model="smollm2",
         messages=[{"role": "user", "content": text}],
@@ -75,7 +79,14 @@ def ask(client: OpenAI, text: str, **more: object) -> tuple[str, int]:
     return answer.choices[0].message.content, details.cached_tokens
 
 
-def test_a_router_that_was_killed_knows_the_hits_again(serving, client):
+def resumes(serving: Serving) -> int:
+    """Return how many answers the router resumed on another worker."""
+    lines = httpx.get(f"{serving.url}/metrics").text.splitlines()
+    counts = [line.split()[-1] for line in lines if line.startswith("pie_router_resumes_total")]
+    return int(sum(map(float, counts)))
+
+
+def test_a_router_that_was_killed_knows_the_hits_again(serving: Serving, client: Any) -> None:
     cold, cached = ask(client, LONG + "one")
     assert cached == 0
     kill(serving, "RouterActor")
@@ -86,7 +97,7 @@ def test_a_router_that_was_killed_knows_the_hits_again(serving, client):
     assert warm == cold
 
 
-def test_a_stream_goes_on_when_its_worker_is_killed(serving, client):
+def test_a_stream_goes_on_when_its_worker_is_killed(serving: Serving, client: Any) -> None:
     arguments = {
         "model": "smollm2",
         "messages": [{"role": "user", "content": "Write a long story about a boat."}],
@@ -96,6 +107,7 @@ def test_a_stream_goes_on_when_its_worker_is_killed(serving, client):
         "extra_body": {"ignore_eos": True},
     }
     whole = client.chat.completions.create(**arguments)
+    before = resumes(serving)
     raw = client.chat.completions.with_raw_response.create(**arguments, stream=True)
     pid = worker_pid(serving, raw.headers["x-pie-worker"])
     pieces = []
@@ -104,21 +116,25 @@ def test_a_stream_goes_on_when_its_worker_is_killed(serving, client):
             pieces.append(event.choices[0].delta.content)
             if len(pieces) == 5:
                 os.kill(pid, signal.SIGKILL)
-    text = "".join(pieces)
-    # bfloat16 is not repeatable between prefill and decode, so the end may differ; the stream is whole.
-    assert text[:40] == whole.choices[0].message.content[:40]
-    assert len(text) > 100
+    assert "".join(pieces) == whole.choices[0].message.content
+    assert resumes(serving) == before + 1
 
 
-def test_a_killed_worker_comes_back_by_itself_and_others_go_on(serving, client):
+def test_a_killed_worker_comes_back_by_itself_and_others_go_on(
+    serving: Serving, client: Any
+) -> None:
     place = httpx.get(f"{serving.url}/status").json()["workers"][0]["place"]
     before = worker_pid(serving, place)
     answers: list[str] = []
+    lost: list[Exception] = []
     stop = threading.Event()
 
     def load() -> None:
         while not stop.is_set():
-            answers.append(ask(client, f"{len(answers)} is a number.")[0])
+            try:
+                answers.append(ask(client, f"{len(answers)} is a number.")[0])
+            except openai.APIError as error:
+                lost.append(error)
 
     thread = threading.Thread(target=load)
     thread.start()
@@ -131,12 +147,13 @@ def test_a_killed_worker_comes_back_by_itself_and_others_go_on(serving, client):
         stop.set()
         thread.join(120)
     assert len(answers) > 2
+    assert not lost
     assert worker_pid(serving, place) != before
     text, _ = ask(client, "Hello.", extra_headers={"x-pie-place": place})
     assert text
 
 
-def test_pages_of_a_killed_worker_come_back_from_the_pool(serving, client):
+def test_pages_of_a_killed_worker_come_back_from_the_pool(serving: Serving, client: Any) -> None:
     place = httpx.get(f"{serving.url}/status").json()["workers"][0]["place"]
     here = {"extra_headers": {"x-pie-place": place}}
     cold, _ = ask(client, LONG + "pool", **here)
@@ -149,7 +166,7 @@ def test_pages_of_a_killed_worker_come_back_from_the_pool(serving, client):
     assert warm == cold
 
 
-def test_a_killed_pool_node_costs_a_recompute_and_comes_back(serving, client):
+def test_a_killed_pool_node_costs_a_recompute_and_comes_back(serving: Serving, client: Any) -> None:
     kill(serving, "PoolActor")
     text, _ = ask(client, "Is anybody there?")
     assert text
@@ -161,7 +178,9 @@ def test_a_killed_pool_node_costs_a_recompute_and_comes_back(serving, client):
     pytest.fail(f"the pool did not come back: {serving.text}{serving.logs()}")
 
 
-def test_an_index_server_that_was_killed_is_started_again_and_nothing_is_lost(serving, client):
+def test_an_index_server_that_was_killed_is_started_again_and_nothing_is_lost(
+    serving: Serving, client: Any
+) -> None:
     cold, _ = ask(client, LONG + "index")
     os.kill(serving.index_pid(), signal.SIGKILL)
     while_down, cached = ask(client, LONG + "index")
@@ -171,17 +190,22 @@ def test_an_index_server_that_was_killed_is_started_again_and_nothing_is_lost(se
     assert ask(client, LONG + "index")[1] > 300
 
 
-def test_all_workers_down_is_503_with_retry_after_and_then_mended(serving, client):
+def test_all_workers_down_is_503_with_retry_after_and_then_mended(
+    serving: Serving, client: Any
+) -> None:
     for pid in serving.pids("WorkerActor"):
         os.kill(pid, signal.SIGKILL)
-    time.sleep(0.5)
+    deadline_s = time.monotonic() + 10
+    while httpx.get(f"{serving.url}/ready").status_code != 503:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
     answer = httpx.post(
         f"{serving.url}/v1/chat/completions",
         json={"model": "smollm2", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
         timeout=60,
     )
-    assert answer.status_code in {200, 503}
-    if answer.status_code == 503:
-        assert float(answer.headers["retry-after"]) > 0
+    assert answer.status_code == 503
+    assert float(answer.headers["retry-after"]) > 0
+    assert answer.json()["error"]["message"]
     serving.wait_until_ready(workers=2, timeout_s=120)
     assert ask(client, "Back again?")[0]

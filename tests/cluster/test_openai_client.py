@@ -7,30 +7,40 @@ import json
 import math
 import socket
 import time
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 import openai
 import pytest
-from openai import OpenAI
+
+from tests.support.serving import Serving
 
 pytestmark = [pytest.mark.live, pytest.mark.xdist_group("cluster"), pytest.mark.timeout(400)]
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
+REPEAT = [{"role": "user", "content": "Write the word buffalo again and again, forever."}]
 LONG = "The lighthouse keeper wrote down the weather of every single day. " * 40
 
 
-def model(client: OpenAI) -> str:
-    return client.models.list().data[0].id
+def distinct(text: str) -> float:
+    """Return the share of a text's words that differ."""
+    words = text.split()
+    return len(set(words)) / len(words)
 
 
-def test_models_names_what_is_served(client):
+def model(client: Any) -> str:
+    name: str = client.models.list().data[0].id
+    return name
+
+
+def test_models_names_what_is_served(client: Any) -> None:
     listed = client.models.list().data
     assert [one.id for one in listed] == ["smollm2"]
     assert client.models.retrieve("smollm2").id == "smollm2"
 
 
-def test_chat_answers_with_the_models_text(client):
+def test_chat_answers_with_the_models_text(client: Any) -> None:
     answer = client.chat.completions.create(
         model=model(client), messages=FRANCE, temperature=0, max_tokens=24
     )
@@ -39,7 +49,7 @@ def test_chat_answers_with_the_models_text(client):
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
 
 
-def test_a_stream_reads_like_the_whole_answer_and_reports_usage_at_its_end(client):
+def test_a_stream_reads_like_the_whole_answer_and_reports_usage_at_its_end(client: Any) -> None:
     arguments = {"model": model(client), "messages": FRANCE, "temperature": 0, "max_tokens": 24}
     whole = client.chat.completions.create(**arguments)
     events = list(
@@ -56,7 +66,7 @@ def test_a_stream_reads_like_the_whole_answer_and_reports_usage_at_its_end(clien
     assert set(reasons[:-1]) <= {None}
 
 
-def test_completion_takes_text_and_token_ids_and_lists_of_them(client):
+def test_completion_takes_text_and_token_ids_and_lists_of_them(client: Any) -> None:
     arguments = {"model": model(client), "temperature": 0, "max_tokens": 6}
     one = client.completions.create(prompt="The capital of France is", **arguments)
     assert "Paris" in one.choices[0].text
@@ -69,7 +79,7 @@ def test_completion_takes_text_and_token_ids_and_lists_of_them(client):
     assert ids.usage.prompt_tokens == 5
 
 
-def test_the_second_request_with_a_prefix_reports_what_was_not_computed(client):
+def test_the_second_request_with_a_prefix_reports_what_was_not_computed(client: Any) -> None:
     messages = [{"role": "system", "content": LONG}, *FRANCE]
     arguments = {"model": model(client), "messages": messages, "temperature": 0, "max_tokens": 8}
     cold = client.chat.completions.create(**arguments)
@@ -80,7 +90,7 @@ def test_the_second_request_with_a_prefix_reports_what_was_not_computed(client):
     assert warm.choices[0].message.content == cold.choices[0].message.content
 
 
-def test_the_next_turn_hits_the_pages_of_the_answer(client):
+def test_the_next_turn_hits_the_pages_of_the_answer(client: Any) -> None:
     messages = [{"role": "user", "content": "Name five large rivers and where they flow."}]
     first = client.chat.completions.create(
         model=model(client), messages=messages, temperature=0, max_tokens=64
@@ -96,7 +106,7 @@ def test_the_next_turn_hits_the_pages_of_the_answer(client):
     assert second.usage.prompt_tokens_details.cached_tokens >= (before - 1) // 16 * 16
 
 
-def test_logprobs_are_those_of_a_distribution(client):
+def test_logprobs_are_those_of_a_distribution(client: Any) -> None:
     answer = client.chat.completions.create(
         model=model(client),
         messages=FRANCE,
@@ -116,7 +126,7 @@ def test_logprobs_are_those_of_a_distribution(client):
     assert "".join(p.token for p in positions).startswith("The capital")
 
 
-def test_a_seed_gives_the_same_answer_twice_and_on_any_worker(client):
+def test_a_seed_gives_the_same_answer_twice_and_on_any_worker(client: Any) -> None:
     arguments = {
         "model": model(client),
         "messages": [{"role": "user", "content": "Tell me a story."}],
@@ -131,7 +141,7 @@ def test_a_seed_gives_the_same_answer_twice_and_on_any_worker(client):
     assert other.choices[0].message.content not in texts
 
 
-def test_n_answers_share_one_prompt(client):
+def test_n_answers_share_one_prompt(client: Any) -> None:
     answer = client.chat.completions.create(
         model=model(client),
         messages=[{"role": "user", "content": LONG}],
@@ -144,7 +154,7 @@ def test_n_answers_share_one_prompt(client):
     assert len({choice.message.content for choice in answer.choices}) > 1
 
 
-def test_a_stop_string_ends_the_answer_and_is_not_part_of_it(client):
+def test_a_stop_string_ends_the_answer_and_is_not_part_of_it(client: Any) -> None:
     answer = client.chat.completions.create(
         model=model(client), messages=FRANCE, temperature=0, max_tokens=24, stop=["France"]
     )
@@ -152,7 +162,7 @@ def test_a_stop_string_ends_the_answer_and_is_not_part_of_it(client):
     assert answer.choices[0].message.content == "The capital of "
 
 
-def test_penalties_and_bias_change_the_answer(client):
+def test_penalties_and_bias_change_the_answer(client: Any) -> None:
     arguments = {"model": model(client), "messages": FRANCE, "temperature": 0, "max_tokens": 8}
     plain = client.chat.completions.create(**arguments, logprobs=True)
     first = plain.choices[0].logprobs.content[0]
@@ -160,8 +170,15 @@ def test_penalties_and_bias_change_the_answer(client):
     assert first.token == "The"
     assert not banned.choices[0].message.content.startswith("The ")
 
+    loop = {**arguments, "messages": REPEAT, "max_tokens": 40}
+    free = client.chat.completions.create(**loop).choices[0].message.content
+    for penalty in ("frequency_penalty", "presence_penalty"):
+        held = client.chat.completions.create(**loop, **{penalty: 2.0})
+        assert held.choices[0].message.content != free
+        assert distinct(held.choices[0].message.content) > distinct(free)
 
-def test_max_tokens_ends_with_length(client):
+
+def test_max_tokens_ends_with_length(client: Any) -> None:
     answer = client.chat.completions.create(
         model=model(client), messages=FRANCE, temperature=0, max_tokens=2
     )
@@ -169,7 +186,7 @@ def test_max_tokens_ends_with_length(client):
     assert answer.usage.completion_tokens == 2
 
 
-def test_both_workers_can_be_asked_and_say_the_same(client, cluster):
+def test_both_workers_can_be_asked_and_say_the_same(client: Any, cluster: Serving) -> None:
     names = [one["place"] for one in httpx.get(f"{cluster.url}/status").json()["workers"]]
     assert len(names) == 2
     texts = set()
@@ -186,7 +203,9 @@ def test_both_workers_can_be_asked_and_say_the_same(client, cluster):
     assert len(texts) == 1
 
 
-def test_a_worker_that_has_not_seen_a_prefix_loads_it_from_the_pool(client, cluster):
+def test_a_worker_that_has_not_seen_a_prefix_loads_it_from_the_pool(
+    client: Any, cluster: Serving
+) -> None:
     names = [one["place"] for one in httpx.get(f"{cluster.url}/status").json()["workers"]]
     messages = [{"role": "system", "content": f"Pool. {LONG}"}, *FRANCE]
 
@@ -210,14 +229,14 @@ def test_a_worker_that_has_not_seen_a_prefix_loads_it_from_the_pool(client, clus
     assert moved_text == text
 
 
-def test_a_mixed_burst_of_requests_all_finish(client):
+def test_a_mixed_burst_of_requests_all_finish(client: Any) -> None:
     def ask(number: int) -> int:
         answer = client.chat.completions.create(
             model=model(client),
             messages=[{"role": "user", "content": f"{number}. " + LONG[: 40 * number]}],
             max_tokens=3 + number % 7,
         )
-        return answer.usage.completion_tokens
+        return int(answer.usage.completion_tokens)
 
     with concurrent.futures.ThreadPoolExecutor(16) as threads:
         counts = list(threads.map(ask, range(24)))
@@ -240,7 +259,9 @@ def test_a_mixed_burst_of_requests_all_finish(client):
         ({"stop": ["x"] * 100}, "stop"),
     ],
 )
-def test_a_bad_field_is_named_and_the_next_request_works(client, change, field):
+def test_a_bad_field_is_named_and_the_next_request_works(
+    client: Any, change: dict[str, Any], field: str
+) -> None:
     body = {"model": model(client), "messages": FRANCE, "max_tokens": 2}
     with pytest.raises(openai.BadRequestError) as caught:
         client.post("/chat/completions", body=body | change, cast_to=object)
@@ -249,7 +270,7 @@ def test_a_bad_field_is_named_and_the_next_request_works(client, change, field):
     assert client.chat.completions.create(**body).usage.completion_tokens >= 1
 
 
-def test_an_unknown_model_is_not_found(client):
+def test_an_unknown_model_is_not_found(client: Any) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
         client.chat.completions.create(model="gpt-17", messages=FRANCE)
     assert caught.value.code == "model_not_found"
@@ -261,7 +282,9 @@ def test_an_unknown_model_is_not_found(client):
     [b'{"model": "smollm2", "messages": [{"role": "us', b"\xff\xfe{}", b"", b"[]", b"null"],
     ids=["cut off", "invalid UTF-8", "empty", "a list", "null"],
 )
-def test_a_body_that_is_no_request_is_refused_in_openais_shape(cluster, content):
+def test_a_body_that_is_no_request_is_refused_in_openais_shape(
+    cluster: Serving, content: bytes
+) -> None:
     answer = httpx.post(
         f"{cluster.url}/v1/chat/completions",
         content=content,
@@ -273,7 +296,7 @@ def test_a_body_that_is_no_request_is_refused_in_openais_shape(cluster, content)
     assert error["message"]
 
 
-def test_a_body_of_100_mb_is_refused_before_it_is_read(cluster):
+def test_a_body_of_100_mb_is_refused_before_it_is_read(cluster: Serving) -> None:
     address = urlsplit(cluster.url)
     with socket.create_connection((address.hostname, address.port), timeout=10) as connection:
         connection.sendall(
@@ -283,7 +306,7 @@ def test_a_body_of_100_mb_is_refused_before_it_is_read(cluster):
         assert b" 413 " in connection.recv(4096).partition(b"\r\n")[0]
 
 
-def test_a_client_that_hangs_up_frees_its_slots(client, cluster):
+def test_a_client_that_hangs_up_frees_its_slots(client: Any, cluster: Serving) -> None:
     stream = client.chat.completions.create(
         model=model(client),
         messages=[{"role": "user", "content": "Count to one thousand."}],
@@ -294,15 +317,15 @@ def test_a_client_that_hangs_up_frees_its_slots(client, cluster):
     next(iter(stream))
     stream.close()
     deadline_s = time.monotonic() + 10
-    while time.monotonic() < deadline_s:
+    while True:
         workers = httpx.get(f"{cluster.url}/status").json()["workers"]
         if all(one["running"] == 0 for one in workers):
             return
+        assert time.monotonic() < deadline_s, f"still running: {json.dumps(workers)}"
         time.sleep(0.1)
-    pytest.fail(f"still running: {json.dumps(workers)}")
 
 
-def test_metrics_health_and_readiness_are_served(cluster):
+def test_metrics_health_and_readiness_are_served(cluster: Serving) -> None:
     assert httpx.get(f"{cluster.url}/health").status_code == 200
     assert httpx.get(f"{cluster.url}/ready").status_code == 200
     told = httpx.get(f"{cluster.url}/metrics").text
