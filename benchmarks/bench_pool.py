@@ -17,13 +17,14 @@ from pie.index.contract import IndexMode, PlaceRecord
 from pie.page.events import Epoch, PartMask, PlaceId
 from pie.page.format import PageHeader
 from pie.page.key import PageKey
+from pie.page.lookup import LookupStatus
 from pie.pool.client import PoolClient
 from pie.pool.conformance import sample_page
 from pie.pool.node import PoolNode
 from pie.pool.placement import group_keys
 from pie.pool.settings import PoolSettings
 from pie.pool.tier import id_of
-from pie.wire.messages import LookupStatus, PutStatus
+from pie.wire.messages import PutStatus
 
 _ROUNDS = 5
 _MIB = 1 << 20

@@ -16,7 +16,6 @@ from pie.index.lanes import Lane, Lanes
 from pie.index.runs import MaskRun
 from pie.page.events import (
     Epoch,
-    PageEntry,
     PageEvent,
     PageRemoved,
     PageStored,
@@ -24,6 +23,7 @@ from pie.page.events import (
     PartMask,
     PlaceId,
     Tier,
+    entry_masks,
     part_bit,
 )
 from pie.page.key import PageKey
@@ -31,8 +31,7 @@ from pie.page.key import PageKey
 _FIRST_LOOK = 64
 """Keys looked up at first; every further look is twice as long. Most prompts end early."""
 
-_BITS = {(part, tier): part_bit(part, tier) for part in Part for tier in Tier}
-_TIER_MASKS = {tier: sum(_BITS[part, tier] for part in Part) for tier in Tier}
+_TIER_MASKS = {tier: sum(part_bit(part, tier) for part in Part) for tier in Tier}
 
 
 class Applied(enum.Enum):
@@ -244,12 +243,6 @@ def tier_counts(counts: Mapping[PartMask, int]) -> dict[Tier, int]:
             if parts:
                 tiers[tier] = tiers.get(tier, 0) + parts * pages
     return tiers
-
-
-def entry_masks(entries: Iterable[PageEntry]) -> Iterable[tuple[PageKey, PartMask]]:
-    """Return key and mask of each entry."""
-    # `part_bit` for each of millions of entries would double the time.
-    return ((entry.key, _BITS[entry.part, entry.tier]) for entry in entries)
 
 
 def _apply(lanes: Lanes, place: _Place, event: PageEvent) -> Applied:

@@ -19,12 +19,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pie.index.client import Backoff
 from pie.index.contract import IndexMode, PlaceRecord
 from pie.index.errors import IndexRefusedError, IndexUnavailableError, PlaceFencedError
-from pie.index.mirror import entry_masks
 from pie.index.outbox import Outbox
 from pie.index.remote import RemotePlace
 from pie.index.settings import IndexSettings
 from pie.index.tasks import end
-from pie.page.events import PageEntry, PageEvent, PartMask
+from pie.page.events import PageEntry, PageEvent, PartMask, entry_masks
 from pie.page.key import PageKey
 
 log = logging.getLogger("pie.index.publisher")

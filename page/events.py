@@ -7,6 +7,7 @@ publishes. Does not cover how events travel (`pie.index`).
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from typing import NewType
 
 import msgspec
@@ -111,3 +112,11 @@ class PlaceCleared(msgspec.Struct, frozen=True, tag="cleared", array_like=True):
 
 PageEvent = PageStored | PageRemoved | PlaceCleared
 """Per place, `seq` counts from 1 without gaps within an epoch."""
+
+_BITS = {(part, tier): part_bit(part, tier) for part in Part for tier in Tier}
+
+
+def entry_masks(entries: Iterable[PageEntry]) -> Iterable[tuple[PageKey, PartMask]]:
+    """Return key and mask of each entry."""
+    # `part_bit` for each of millions of entries would double the time.
+    return ((entry.key, _BITS[entry.part, entry.tier]) for entry in entries)

@@ -23,11 +23,11 @@ from typing import NamedTuple
 from pie.index.contract import IndexWriter
 from pie.page.events import PageEntry
 from pie.page.format import PageHeader
+from pie.page.lookup import LookupStatus
 from pie.policies.manager import RetentionManager
 from pie.policies.retention import PageView
 from pie.pool.copying import copy_payload
 from pie.pool.tier import BadPages, PageId, StoredPage, Tier, entry_of, id_of
-from pie.wire.messages import LookupStatus
 
 _MAX_ROUNDS = 8
 """Evictions tried for one store. Each asks for twice the room of the one before: where the gaps

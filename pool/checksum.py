@@ -6,9 +6,10 @@ error. Does not cover when payloads are checked.
 
 from __future__ import annotations
 
+from typing_extensions import Buffer
+
 from pie.page.errors import BadPage
 from pie.page.format import SECRET_BYTES, PageHeader, check_payload, checksum
-from pie.wire.frames import Buffer
 
 
 class Checksum:

@@ -18,6 +18,7 @@ from pie.index.contract import IndexReader, PlaceRecord
 from pie.page.events import PlaceId
 from pie.page.format import PageHeader
 from pie.page.key import PageKey
+from pie.page.lookup import LookupStatus
 from pie.pool.byte_budget import ByteBudget
 from pie.pool.checksum import Checksum
 from pie.pool.links import NodeLinks
@@ -31,7 +32,6 @@ from pie.wire.messages import (
     GetPages,
     Lookup,
     LookupResult,
-    LookupStatus,
     Message,
     PageData,
     PutPages,

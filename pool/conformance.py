@@ -34,10 +34,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from pie.page.events import Part
 from pie.page.format import PageHeader
 from pie.page.key import PageKey, RootKey
+from pie.page.lookup import LookupStatus
 from pie.pool.checksum import Checksum
 from pie.pool.errors import NotPreparedError
 from pie.pool.tier import PageId, StoredPage, Tier, id_of
-from pie.wire.messages import LookupStatus
 
 BUDGET_BYTES = 1 << 20
 PAGE_BYTES = 64 << 10

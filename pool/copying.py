@@ -6,8 +6,7 @@ Covers one copy that lets other threads run meanwhile. Does not cover where payl
 from __future__ import annotations
 
 import numpy as np
-
-from pie.wire.frames import Buffer
+from typing_extensions import Buffer
 
 
 def copy_payload(target: memoryview, source: Buffer) -> None:

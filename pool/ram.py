@@ -17,11 +17,11 @@ from dataclasses import dataclass
 
 from pie.page.events import Tier as TierKind
 from pie.page.format import PageHeader
+from pie.page.lookup import LookupStatus
 from pie.pool.arena import Arena
 from pie.pool.checksum import Checksum
 from pie.pool.errors import NotPreparedError
 from pie.pool.tier import BadPages, PageId, StoredPage, id_of
-from pie.wire.messages import LookupStatus
 
 
 @dataclass(slots=True)

@@ -22,6 +22,7 @@ from typing import TypeVar, cast
 from pie.page.events import Part
 from pie.page.format import FORMAT_VERSION, PageHeader
 from pie.page.key import KEY_BYTES
+from pie.page.lookup import LookupStatus
 from pie.pool.cache import Loan, TieredCache
 from pie.pool.claims import Claims
 from pie.pool.copying import copy_payload
@@ -32,7 +33,6 @@ from pie.wire.messages import (
     GetPages,
     Lookup,
     LookupResult,
-    LookupStatus,
     Message,
     PageData,
     PutPages,

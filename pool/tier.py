@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
+from typing_extensions import Buffer
+
 from pie.page.events import PageEntry, Part, Tier as TierKind
 from pie.page.format import PageHeader
 from pie.page.key import PageKey
-from pie.wire.frames import Buffer
-from pie.wire.messages import LookupStatus
+from pie.page.lookup import LookupStatus
 
 __all__ = ["BadPages", "Buffer", "PageId", "StoredPage", "Tier", "TierKind", "entry_of", "id_of"]
 

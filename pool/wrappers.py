@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 
 from pie.page.events import Tier as TierKind
 from pie.page.format import PageHeader
+from pie.page.lookup import LookupStatus
 from pie.pool.tier import BadPages, PageId, StoredPage, Tier
-from pie.wire.messages import LookupStatus
 
 
 class WrappedTier:

@@ -226,19 +226,8 @@ class Lookup(msgspec.Struct, frozen=True, tag="lookup"):
     """Key and part of each page."""
 
 
-class LookupStatus(enum.IntEnum):
-    """What a store knows of a page."""
-
-    MISS = 0
-    HIT = 1
-    PENDING = 2
-    """Somebody is writing it."""
-    RETRY = 3
-    """Cannot say now; ask again."""
-
-
 class LookupResult(msgspec.Struct, frozen=True, tag="lookup_result"):
-    """A `LookupStatus` for each page asked for, in order."""
+    """A `pie.page.lookup.LookupStatus` for each page asked for, in order."""
 
     request_id: str
     statuses: tuple[int, ...]
@@ -258,6 +247,7 @@ class PageData(msgspec.Struct, frozen=True, tag="page"):
     request_id: str
     position: int
     status: int
+    """A `pie.page.lookup.LookupStatus`."""
     header: PageHeader | None = None
 
 

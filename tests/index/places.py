@@ -10,10 +10,10 @@ import redis.asyncio
 from pie.index.conformance import entry, record
 from pie.index.contract import IndexMode
 from pie.index.feed import MirrorFeed
-from pie.index.mirror import Mirror, entry_masks
+from pie.index.mirror import Mirror
 from pie.index.publisher import Publisher
 from pie.index.settings import IndexSettings
-from pie.page.events import PageEntry, PartMask, PlaceId, Tier
+from pie.page.events import PageEntry, PartMask, PlaceId, Tier, entry_masks
 from pie.page.key import PageKey
 
 WITHIN_S = 30.0

@@ -10,11 +10,11 @@ import time
 import msgspec
 
 from pie.page.events import Epoch, PlaceId
+from pie.page.lookup import LookupStatus
 from pie.pool.node import PoolNode
 from pie.pool.ram import RamTier
 from pie.pool.settings import PoolSettings
 from pie.pool.tier import PageId, StoredPage
-from pie.wire.messages import LookupStatus
 
 PAGE_S = 0.02
 

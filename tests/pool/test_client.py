@@ -9,8 +9,9 @@ import pytest
 
 from pie.index.contract import PlaceRecord
 from pie.page.events import Epoch, Part, PlaceId, PlaceKind, Tier, part_bit
+from pie.page.lookup import LookupStatus
 from pie.pool.client import Reason
-from pie.wire.messages import GetPages, LookupStatus, Message, PageData, PutStatus
+from pie.wire.messages import GetPages, Message, PageData, PutStatus
 from pie.wire.peer import Peer
 from pie.wire.server import WireServer
 from tests.pool.conftest import MakeClient, StartNode

@@ -9,6 +9,7 @@ import pytest
 
 from pie.page.events import Epoch, PlaceId
 from pie.page.format import PageHeader
+from pie.page.lookup import LookupStatus
 from pie.pool.conformance import sample_page
 from pie.pool.node import PoolNode
 from pie.pool.settings import PoolSettings
@@ -24,7 +25,6 @@ from pie.wire.messages import (
     GetPages,
     Lookup,
     LookupResult,
-    LookupStatus,
     PutPages,
     PutResult,
     PutStatus,
