@@ -31,7 +31,8 @@ from pie.cluster.config import PieConfig
 from pie.cluster.errors import StartError
 from pie.cluster.guard import MARK_VARIABLE, Guard
 from pie.cluster.host import Phase, State
-from pie.index.errors import ServerError
+from pie.index.errors import PageIndexError, ServerError
+from pie.index.lease import Lease
 from pie.index.server import EmbeddedServer
 from pie.page.events import PlaceId
 from pie.policies.errors import PolicyFileError
@@ -102,6 +103,8 @@ class Cluster:
         os.environ["TMPDIR"] = str(self._folder)
         self._index: EmbeddedServer | None = None
         self._index_url = config.index.url
+        self._router_settings = config.router
+        self._lease: Lease | None = None
         self._ray: RayRuntime | None = None
         self._router: Part | None = None
         self._pool: list[Part] = []
@@ -128,6 +131,7 @@ class Cluster:
         """
         self._check()
         self._start_index()
+        self._take_lease()
         self._ray = self._start_ray()
         self._make_parts(self._ray)
         deadline_s = time.monotonic() + self._config.cluster.start_timeout_s
@@ -165,6 +169,7 @@ class Cluster:
         if not self._ray.alive():
             raise StartError("Ray's own processes have ended; was the whole process group killed?")
         self._watch_index()
+        self._keep_lease()
         for part in self.parts:
             state = self._ray.state(part.handle, _STATE_TIMEOUT_S)
             if state == part.state:
@@ -187,6 +192,9 @@ class Cluster:
             for group in ([self._router] if self._router else [], self._workers, self._pool):
                 self._ray.stop([part.handle for part in group], drain_s)
             self._ray.close()
+        if self._lease is not None:
+            with contextlib.suppress(PageIndexError):
+                self._lease.give_back()
         if self._index is not None:
             self._index.stop()
         os.environ.pop(MARK_VARIABLE, None)
@@ -226,12 +234,15 @@ class Cluster:
             load_policy_file(self._config.policies.file)
         except PolicyFileError as error:
             raise StartError(str(error)) from error
-        router = self._config.router
+        router = self._router_settings
         family = socket.AF_INET6 if ":" in router.host else socket.AF_INET
         with contextlib.closing(socket.socket(family)) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((router.host, router.port))
+                # A router that is started again keeps its port, also where any free one will do.
+                port = probe.getsockname()[1]
+                self._router_settings = router.model_copy(update={"port": port})
             except OSError as error:
                 raise StartError(
                     f"{router.host}:{router.port} cannot be listened on ({error.strerror}): "
@@ -262,6 +273,29 @@ class Cluster:
         except ServerError as error:
             raise StartError(str(error)) from error
         self._report("index", "ready")
+
+    def _take_lease(self) -> None:
+        """Be the only cluster that names places under this prefix: a second one would take over."""
+        holder = f"process {os.getpid()} on {socket.gethostname()}"
+        self._lease = Lease(self._index_url, "cluster", holder, settings=self._config.index)
+        try:
+            other = self._lease.keep()
+        except PageIndexError as error:
+            raise StartError(f"the index cannot be used: {error}") from error
+        if other is not None:
+            raise StartError(
+                f"another cluster ({other}) uses this index: set index.key_prefix or index.url"
+            )
+
+    def _keep_lease(self) -> None:
+        assert self._lease is not None
+        try:
+            other = self._lease.keep()
+        except PageIndexError as error:
+            log.warning("the cluster's lease could not be kept: %s", error)
+            return
+        if other is not None:
+            raise StartError(f"another cluster ({other}) has taken over this index")
 
     def _start_ray(self) -> RayRuntime:
         self._report("ray", "starting")
@@ -297,7 +331,9 @@ class Cluster:
         model = config.model.model_copy(update={"threads": threads})
         self._router = Part(
             "router",
-            lambda: ray.actor(RouterActor, "router", self._logs, router=config.router, **common),
+            lambda: ray.actor(
+                RouterActor, "router", self._logs, router=self._router_settings, **common
+            ),
         )
         self._pool = [
             self._part(ray, PoolActor, f"pool-{i}", pool=config.pool, **common)

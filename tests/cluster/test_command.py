@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pie.index.lease import Lease
 from tests.support.serving import PIE, Serving, environment
 
 pytestmark = [pytest.mark.live, pytest.mark.xdist_group("command"), pytest.mark.timeout(300)]
@@ -85,6 +86,24 @@ def test_a_bad_policy_file_stops_the_start(tmp_path: Path) -> None:
 def test_a_ray_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
     done = pie(tmp_path, "serve", PIE_CLUSTER__RAY_ADDRESS="127.0.0.1:1")
     assert_sentence(done, "127.0.0.1:1")
+
+
+def test_a_second_cluster_with_the_same_index_is_one_sentence(
+    tmp_path: Path, redis_url: str
+) -> None:
+    held = Lease(redis_url, "cluster", "somebody else")
+    assert held.keep() is None
+    try:
+        done = pie(tmp_path, "serve", PIE_INDEX__URL=redis_url)
+    finally:
+        held.give_back()
+    assert_sentence(done, "somebody else", "index.key_prefix")
+
+
+def test_an_index_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+    done = pie(tmp_path, "serve", PIE_INDEX__URL="redis://:hush@127.0.0.1:1/0")
+    assert_sentence(done, "index")
+    assert "hush" not in done.stderr
 
 
 def test_status_without_a_cluster_is_one_sentence(tmp_path: Path) -> None:

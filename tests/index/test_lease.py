@@ -1,0 +1,53 @@
+"""One holder at a time."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+import pytest
+
+from pie.index.errors import IndexUnavailableError
+from pie.index.lease import Lease
+from pie.index.server import EmbeddedServer
+from pie.index.settings import IndexSettings
+
+pytestmark = pytest.mark.live
+
+
+def lease(settings: IndexSettings, holder: str, *, name: str = "x", ttl_s: float = 10) -> Lease:
+    return Lease(settings.url, name, holder, ttl_s=ttl_s, settings=settings)
+
+
+def test_the_second_is_told_who_holds_it(index_settings: IndexSettings) -> None:
+    first, second = lease(index_settings, "a"), lease(index_settings, "b")
+    assert first.keep() is None
+    assert second.keep() == "a"
+    assert first.keep() is None
+    second.give_back()
+    assert lease(index_settings, "c").keep() == "a"
+    first.give_back()
+    assert lease(index_settings, "c").keep() is None
+
+
+def test_a_lease_that_is_not_kept_ends(index_settings: IndexSettings) -> None:
+    assert lease(index_settings, "a", ttl_s=0.2).keep() is None
+    time.sleep(0.3)
+    assert lease(index_settings, "b").keep() is None
+
+
+def test_names_and_prefixes_are_apart(index_settings: IndexSettings) -> None:
+    assert lease(index_settings, "a").keep() is None
+    assert lease(index_settings, "b", name="y").keep() is None
+    other = index_settings.model_copy(update={"key_prefix": uuid.uuid4().hex})
+    assert lease(other, "b").keep() is None
+
+
+def test_a_redis_that_is_away_is_said(own_redis_server: EmbeddedServer) -> None:
+    held = Lease(own_redis_server.url, "x", "a")
+    assert held.keep() is None
+    own_redis_server.kill()
+    with pytest.raises(IndexUnavailableError):
+        held.keep()
+    with pytest.raises(IndexUnavailableError):
+        held.give_back()
