@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from pie.index.contract import PlaceRecord
+from pie.index.errors import PlaceFencedError
 from pie.index.publisher import Publisher
 from pie.index.settings import IndexSettings
 from pie.page.events import Epoch, PlaceId, PlaceKind, Tier as TierKind
@@ -46,7 +47,7 @@ class PoolNode:
         address: str | None = None,
         retention: RetentionPolicy | None = None,
         secret: bytes | None = None,
-        allow_remote: bool = False,
+        on_dead: Callable[[BaseException], None] | None = None,
         index_settings: IndexSettings | None = None,
         wire_settings: WireSettings | None = None,
     ) -> None:
@@ -60,7 +61,8 @@ class PoolNode:
             address: Where to listen; a free port of loopback where None.
             retention: Which pages leave first; `lru` where None.
             secret: 32 bytes that all of the cluster share, where pages are to be keyed with them.
-            allow_remote: Whether the address may be reachable from other hosts.
+            on_dead: Called on the event loop when this start is over because a later one is up:
+                the process should be replaced.
             index_settings: Key prefix and limits of the index.
             wire_settings: Limits of the wire.
         """
@@ -79,9 +81,9 @@ class PoolNode:
             address or "tcp://127.0.0.1:0",
             self._handle,
             epoch=epoch,
-            allow_remote=allow_remote,
             settings=wire_settings,
         )
+        self._on_dead = on_dead
         self._publisher: Publisher | None = None
         self._record: PlaceRecord | None = None
 
@@ -119,7 +121,7 @@ class PoolNode:
                 self._record,
                 self._cache.entries,
                 settings=self._index_settings,
-                on_fenced=self._service.drain,
+                on_fenced=self._fenced,
             )
             self._relay.connect(self._publisher)
             await self._publisher.start()
@@ -182,6 +184,14 @@ class PoolNode:
         """Assert that all tables agree. Only while the node is idle."""
         self._cache.check()
         self._service.claims.check()
+
+    def _fenced(self) -> None:
+        """Take nothing more; whoever made this node ends its process."""
+        error = PlaceFencedError(f"{self.place} is up in a later epoch than {self.epoch}")
+        log.error("%s ends: %s", self.place, error)
+        self._service.drain()
+        if self._on_dead is not None:
+            self._on_dead(error)
 
     async def _handle(self, peer: Peer, message: Message, frames: Sequence[memoryview]) -> None:
         """Take one message: what is about the node itself here, what is about pages elsewhere."""

@@ -17,6 +17,7 @@ from contextlib import AsyncExitStack
 import msgspec
 
 from pie.index.contract import PlaceRecord
+from pie.index.errors import PlaceFencedError
 from pie.index.feed import MirrorFeed
 from pie.index.mirror import Mirror
 from pie.index.publisher import Publisher
@@ -61,8 +62,8 @@ class WorkerService:
         address: Wire address to bind, such as `tcp://127.0.0.1:0` or `ipc:///run/pie/w0`.
         epoch: This start's number, larger than that of any earlier start of `place`.
         pool_settings: The `[pool]` section; None uses no pool.
-        on_dead: Called on the event loop when the engine ends through a bug: the process should be
-            replaced.
+        on_dead: Called on the event loop when this start is over, through a bug in the engine or
+            because a later start is up: the process should be replaced.
         debug: Check all invariants whenever idle.
     """
 
@@ -104,7 +105,6 @@ class WorkerService:
         self._taken = 0
         """Of the requests submitted, those that the engine has seen."""
         self._refused = 0
-        self._closing: asyncio.Task[None] | None = None
 
     async def start(self, progress: Callable[[str], None] = lambda _: None) -> None:
         """Load the model, bind the wire address and announce the worker.
@@ -302,13 +302,12 @@ class WorkerService:
             await outbox.close()
 
     def _fenced(self) -> None:
-        """Take no more requests: routers know a later start of this place."""
-        log.warning("%s was started anew elsewhere; this start takes no more requests", self._place)
-        self._state = "draining"
+        """End this start: routers know a later one of this place, or the clock was set back."""
+        self._dead(PlaceFencedError(f"{self._place} is up in a later epoch than {self._epoch}"))
 
     def _dead(self, error: BaseException) -> None:
-        """Let the routers see that this worker is gone, so that they go elsewhere."""
+        """Take no more requests; whoever made this worker ends its process, which routers see."""
+        log.error("%s ends: %s", self._place, error)
         self._state = "failed"
-        self._closing = asyncio.create_task(self._server.close())
         if self._on_dead is not None:
             self._on_dead(error)

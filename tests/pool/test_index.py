@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from pie.index.errors import PlaceFencedError
 from pie.index.feed import MirrorFeed
 from pie.index.mirror import Mirror
 from pie.index.settings import IndexSettings
@@ -24,6 +25,7 @@ class Cluster:
     """One node, one index, and a reader of it."""
 
     def __init__(self, settings: IndexSettings) -> None:
+        self.deaths: list[BaseException] = []
         self.mirror = Mirror()
         self.feed = MirrorFeed(settings.url, self.mirror, settings=settings)
         self.node = PoolNode(
@@ -32,6 +34,7 @@ class Cluster:
             index_url=settings.url,
             index_settings=settings,
             epoch=Epoch(1),
+            on_dead=self.deaths.append,
         )
         self.client = PoolClient(self.mirror, PoolSettings())
 
@@ -122,11 +125,12 @@ async def test_a_later_start_of_a_node_replaces_what_the_index_knew(
     await later.start()
     await cluster.knows(pages, False, False)
 
-    async def the_first_drains() -> bool:
-        return cluster.node.status().draining
+    async def the_first_is_dead() -> bool:
+        return cluster.node.status().draining and bool(cluster.deaths)
 
     await pages.store(cluster.client)
     await cluster.knows(pages, True, True)
     assert later.status().stored == 2
-    await until(the_first_drains)
+    await until(the_first_is_dead)
+    assert isinstance(cluster.deaths[0], PlaceFencedError)
     await later.close()

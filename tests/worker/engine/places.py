@@ -79,6 +79,7 @@ class Places:
         name: str,
         *,
         pool: bool = True,
+        address: str | None = None,
         on_dead: Callable[[BaseException], None] | None = None,
         **fields: Any,
     ) -> WorkerService:
@@ -89,7 +90,7 @@ class Places:
             policies=PolicySet(),
             index_settings=self.index,
             index_url=self.index.url,
-            address=f"ipc://{self.sockets}/{name}",
+            address=f"ipc://{self.sockets}/{address or name}",
             epoch=Epoch(self._epoch),
             pool_settings=PoolSettings() if pool else None,
             on_dead=on_dead,

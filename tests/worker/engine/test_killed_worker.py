@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from pie.index.contract import PlaceRecord
+from pie.index.errors import PlaceFencedError
 from pie.index.settings import IndexSettings
 from pie.page.events import PlaceId
 from tests.support.models import tiny_module
@@ -100,7 +101,7 @@ async def test_a_killed_worker_is_noticed_and_its_answer_goes_on_at_the_next_sta
     expect(tiny_module("llama"), PROMPT, answer, ignore_eos=True)
 
 
-async def test_a_worker_whose_engine_ends_is_gone_for_its_routers(
+async def test_a_worker_whose_engine_ends_says_so_and_takes_nothing_more(
     places: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deaths: list[BaseException] = []
@@ -113,8 +114,20 @@ async def test_a_worker_whose_engine_ends_is_gone_for_its_routers(
         raise AssertionError("a bug")
 
     monkeypatch.setattr(worker._engine, "step", broken)
-    await asyncio.wait_for(asker.gone.wait(), 10)
+    await until(lambda: bool(deaths))
     assert [str(death) for death in deaths] == ["a bug"]
     assert worker.status().state == "failed"
+    late = await asker.ask([5], 2)
+    assert late.refused is not None
     await asker.client.close()
     places.workers.clear()  # what a bug left behind need not fit together
+
+
+async def test_a_worker_that_a_later_start_has_replaced_is_dead(places: Places) -> None:
+    deaths: list[BaseException] = []
+    earlier = await places.worker("w0", pool=False, on_dead=deaths.append)
+    later = await places.worker("w0", pool=False, address="later")
+    await until(lambda: bool(deaths))
+    (death,) = deaths
+    assert isinstance(death, PlaceFencedError)
+    assert (earlier.status().state, later.status().state) == ("failed", "serving")
