@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -47,6 +48,9 @@ _INLINE_BYTES = 1 << 20
 
 _PUT_BYTES = 4 << 20
 """Payloads of one `PutPages`, unless one page alone is larger."""
+
+_NODES_ASKED = 2
+"""Nodes that are asked for a page: its home, and the one that was it while the home was away."""
 
 _GET_PAGES = 256
 _FIRST_GUESS_BYTES = 1 << 20
@@ -107,7 +111,7 @@ class PoolClient:
         """Prepare a client; it connects to nodes as it needs them.
 
         Args:
-            reader: Says which nodes there are and, where it knows, which pages they hold.
+            reader: Says which nodes there are.
             settings: Limits.
             secret: 32 bytes that all of the cluster share, where pages are keyed with them.
             wire_settings: Limits of the wire.
@@ -132,7 +136,7 @@ class PoolClient:
             for at, status in zip(positions, statuses, strict=True):
                 answers[at] = _STATUSES[status]
 
-        await self._spread(self._holders(pages, groups), ask, deadline_s)
+        await self._spread(self._nth(self._ranked(groups), 0), ask, deadline_s)
         return answers
 
     async def load(
@@ -146,10 +150,14 @@ class PoolClient:
                 `placement.group_keys(chain)` that belongs to `pages`.
             deadline_s: Seconds after which whatever has not come is a miss.
 
-        Payloads stay valid as long as they are referenced.
+        A page that its home does not bring is asked of the next node too: that one kept it while
+        the home was away. Payloads stay valid as long as they are referenced.
         """
+        if len(pages) != len(groups):
+            raise ValueError(f"{len(pages)} pages, {len(groups)} groups")
         loaded: list[StoredPage | None] = [None] * len(pages)
         reasons: dict[int, Reason] = {}
+        until_s = time.monotonic() + deadline_s
 
         async def get(client: WireClient, positions: Sequence[int]) -> None:
             for start in range(0, len(positions), _GET_PAGES):
@@ -158,7 +166,7 @@ class PoolClient:
                 async with self._budget.reserve(guess):
                     message = GetPages(new_request_id(), client.epoch, _names(pages, some))
                     # A generator, which has to end before its reservation does.
-                    stream = client.stream(message, timeout_s=deadline_s)
+                    stream = client.stream(message, timeout_s=until_s - time.monotonic())
                     async with contextlib.aclosing(stream) as answers:
                         async for answer, frames in answers:
                             at = some[_position_of(answer, len(some))]
@@ -166,13 +174,21 @@ class PoolClient:
                             if isinstance(got, StoredPage):
                                 loaded[at] = got
                             else:
-                                reasons[at] = got
+                                reasons.setdefault(at, got)
 
-        failed = await self._spread(self._holders(pages, groups), get, deadline_s)
+        ranked = self._ranked(groups)
+        for turn in range(_NODES_ASKED):
+            left_s = until_s - time.monotonic()
+            asked = {at: node for at, node in self._nth(ranked, turn).items() if not loaded[at]}
+            if not asked or left_s <= 0:
+                break
+            for at, reason in (await self._spread(asked, get, left_s)).items():
+                # What the home said is why the page was not where it belongs.
+                reasons.setdefault(at, reason)
         for at, page in enumerate(loaded):
             if page is None:
-                reason = reasons.get(at) or failed.get(at, Reason.FAILED)
-                self.counters.missed[reason] += 1
+                nowhere = Reason.FAILED if ranked[at] else Reason.NO_NODE
+                self.counters.missed[reasons.get(at, nowhere)] += 1
             else:
                 self.counters.loaded += 1
                 self.counters.loaded_bytes += page.payload.nbytes
@@ -229,62 +245,43 @@ class PoolClient:
                     elif became[at] is PutStatus.STORED:
                         self.counters.stored_bytes += headers[at].raw_bytes
 
-        failed = await self._spread(self._homes(groups), put, deadline_s)
+        ranked = self._ranked(groups)
+        for at, reason in (await self._spread(self._nth(ranked, 0), put, deadline_s)).items():
+            reasons.setdefault(at, reason)
         for at, status in enumerate(became):
             self.counters.stored[status] += 1
             if status is PutStatus.REFUSED:
-                self.counters.dropped[reasons.get(at) or failed.get(at, Reason.FAILED)] += 1
+                nowhere = Reason.FAILED if ranked[at] else Reason.NO_NODE
+                self.counters.dropped[reasons.get(at, nowhere)] += 1
         return became
 
     async def close(self) -> None:
         """Drop all connections; loads in progress are misses."""
         await self._links.close()
 
-    def _homes(self, groups: Sequence[PageKey]) -> list[PlaceRecord | None]:
-        """Return for each page the node that should keep it."""
+    def _ranked(self, groups: Sequence[PageKey]) -> list[list[PlaceRecord]]:
+        """Return for each page the nodes that may have it, its home first."""
         nodes = self._links.nodes()
         weights = dict.fromkeys(nodes, 1.0)
-        homes: list[PlaceRecord | None] = []
+        ranked: list[list[PlaceRecord]] = []
         for group, run in groupby(groups):
-            order = rank(group, weights)
-            homes.extend([nodes[order[0]] if order else None] * sum(1 for _ in run))
-        return homes
+            order = [nodes[place] for place in rank(group, weights)[:_NODES_ASKED]]
+            ranked.extend(order for _ in run)
+        return ranked
 
-    def _holders(
-        self, pages: Sequence[PageId], groups: Sequence[PageKey]
-    ) -> list[PlaceRecord | None]:
-        """Return for each page the node to ask: its home, unless the index knows better."""
-        if len(pages) != len(groups):
-            raise ValueError(f"{len(pages)} pages, {len(groups)} groups")
-        holders = self._homes(groups)
-        nodes = self._links.nodes()
-        if len(nodes) < 2:
-            return holders
-        for _, run in groupby(range(len(pages)), key=lambda at: groups[at]):
-            positions = list(run)
-            runs = self._reader.matches([pages[at].key for at in positions])
-            home = holders[positions[0]]
-            best = max(
-                (place for place in runs if place in nodes),
-                key=lambda place: (len(runs[place]), home is not None and place == home.place),
-                default=None,
-            )
-            if best is not None:
-                for at in positions:
-                    holders[at] = nodes[best]
-        return holders
+    @staticmethod
+    def _nth(ranked: Sequence[Sequence[PlaceRecord]], turn: int) -> dict[int, PlaceRecord]:
+        """Return the node of each position that is asked in a turn."""
+        return {at: order[turn] for at, order in enumerate(ranked) if len(order) > turn}
 
     async def _spread(
-        self, places: Sequence[PlaceRecord | None], work: _Work, deadline_s: float
+        self, places: Mapping[int, PlaceRecord], work: _Work, deadline_s: float
     ) -> dict[int, Reason]:
         """Do `work` with all nodes at once; say for each position why its node failed, if it did."""
         failed: dict[int, Reason] = {}
         by_node: dict[PlaceId, tuple[PlaceRecord, list[int]]] = {}
-        for at, record in enumerate(places):
-            if record is None:
-                failed[at] = Reason.NO_NODE
-            else:
-                by_node.setdefault(record.place, (record, []))[1].append(at)
+        for at, record in places.items():
+            by_node.setdefault(record.place, (record, []))[1].append(at)
 
         async def with_node(record: PlaceRecord, positions: Sequence[int]) -> None:
             try:

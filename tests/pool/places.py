@@ -21,7 +21,6 @@ class Places:
 
     def __init__(self, *records: PlaceRecord) -> None:
         self.known = {record.place: record for record in records}
-        self.runs: dict[PlaceId, dict[PageKey, PartMask]] = {}
 
     def up(self, record: PlaceRecord) -> None:
         self.known[record.place] = record
@@ -30,16 +29,7 @@ class Places:
         return self.known
 
     def matches(self, keys: Sequence[PageKey]) -> Mapping[PlaceId, Sequence[PartMask]]:
-        found = {}
-        for place, masks in self.runs.items():
-            run = []
-            for key in keys:
-                if key not in masks:
-                    break
-                run.append(masks[key])
-            if run:
-                found[place] = run
-        return found
+        return {}
 
 
 class SamplePages:

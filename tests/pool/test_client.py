@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pie.index.contract import PlaceRecord
-from pie.page.events import Epoch, Part, PlaceId, PlaceKind, Tier, part_bit
+from pie.page.events import Epoch, PlaceId, PlaceKind
 from pie.page.lookup import LookupStatus
 from pie.pool.client import Reason
 from pie.wire.messages import GetPages, Message, PageData, PutStatus
@@ -149,19 +149,27 @@ async def test_a_node_that_goes_costs_its_own_groups_only(
     assert client.counters.missed == {Reason.GONE: 256 - left}
 
 
-async def test_the_index_knows_better_where_a_group_lies(
-    start_node: StartNode, make_client: MakeClient, places: Places
+async def test_pages_stored_while_their_home_was_away_are_found(
+    start_node: StartNode, make_client: MakeClient
 ) -> None:
     await start_node("pool-0")
-    pages = SamplePages(32, size=100)
+    pages = SamplePages(32 * 8, size=100)
+    await pages.store(make_client())
+    returned = await start_node("pool-1")
     client = make_client()
-    await pages.store(client)
-    # Whichever of these wins by rendezvous, only the first node has the pages.
-    for n in range(1, 6):
-        await start_node(f"pool-{n}")
-    bit = part_bit(Part.FULL, Tier.POOL_RAM)
-    places.runs[PlaceId("pool-0")] = {page.key: bit for page in pages.pages}
-    assert await pages.hits(client) == [True] * 32
+    assert await pages.hits(client) == [True] * 32 * 8
+    assert not returned.status().hits
+    assert returned.status().misses, "some groups belong to the one that was away"
+
+
+async def test_a_page_that_nobody_has_is_asked_of_two_nodes_and_missed_once(
+    start_node: StartNode, make_client: MakeClient
+) -> None:
+    nodes = [await start_node(f"pool-{n}") for n in range(3)]
+    client = make_client()
+    assert await SamplePages(1).hits(client) == [False]
+    assert sum(node.status().misses for node in nodes) == 2
+    assert client.counters.missed == {Reason.NOT_HELD: 1}
 
 
 async def test_a_bit_that_flips_in_the_arena_is_a_miss_once_and_then_not_held(
