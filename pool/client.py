@@ -246,8 +246,7 @@ class PoolClient:
                         self.counters.stored_bytes += headers[at].raw_bytes
 
         ranked = self._ranked(groups)
-        for at, reason in (await self._spread(self._nth(ranked, 0), put, deadline_s)).items():
-            reasons.setdefault(at, reason)
+        reasons = await self._spread(self._nth(ranked, 0), put, deadline_s) | reasons
         for at, status in enumerate(became):
             self.counters.stored[status] += 1
             if status is PutStatus.REFUSED:
