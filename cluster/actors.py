@@ -10,10 +10,10 @@ from __future__ import annotations
 import logging
 import logging.handlers
 import os
-import time
 from pathlib import Path
 
 from pie.cluster.host import Host, Progress, Service, State
+from pie.index.epochs import next_epoch
 from pie.index.settings import IndexSettings
 from pie.page.events import Epoch, PlaceId
 from pie.policies.errors import PolicyFileError
@@ -30,9 +30,17 @@ from pie.worker.settings import ModelSettings
 _LOG_BYTES = 16 << 20
 
 
-def new_epoch() -> Epoch:
-    """Return a number larger than that of any earlier start on this host's clock."""
-    return Epoch(time.time_ns())
+def _end_process(_error: BaseException) -> None:
+    """End this process: nothing in it can be saved, and Ray starts it again."""
+    os._exit(1)
+
+
+def _address(sockets: Path, place: PlaceId, epoch: Epoch) -> str:
+    """Return the wire address of one start: in a folder that only this user may enter.
+
+    Every start has its own, so that whoever still talks to an earlier one finds nobody.
+    """
+    return f"ipc://{sockets}/{place}-{epoch}"
 
 
 class ServiceActor:
@@ -70,6 +78,7 @@ class WorkerActor(ServiceActor):
         place: PlaceId,
         log_dir: Path,
         *,
+        sockets: Path,
         model: ModelSettings,
         policies: PolicySettings,
         pool: PoolSettings,
@@ -82,6 +91,7 @@ class WorkerActor(ServiceActor):
         from pie.worker.service import WorkerService  # noqa: PLC0415
 
         async def start(progress: Progress) -> tuple[Service, str]:
+            epoch = await next_epoch(index_url, index, place)
             service = WorkerService(
                 place,
                 model,
@@ -89,10 +99,9 @@ class WorkerActor(ServiceActor):
                 pool_settings=pool,
                 index_settings=index,
                 index_url=index_url,
-                address="tcp://127.0.0.1:0",
-                epoch=new_epoch(),
-                # Ray starts the process again; nothing can be saved in this one.
-                on_dead=lambda _error: os._exit(1),
+                address=_address(sockets, place, epoch),
+                epoch=epoch,
+                on_dead=_end_process,
             )
             await service.start(progress)
             return service, service.record.address
@@ -108,6 +117,7 @@ class PoolActor(ServiceActor):
         place: PlaceId,
         log_dir: Path,
         *,
+        sockets: Path,
         pool: PoolSettings,
         policies: PolicySettings,
         index: IndexSettings,
@@ -116,12 +126,15 @@ class PoolActor(ServiceActor):
         super().__init__(place, log_dir)
 
         async def start(_progress: Progress) -> tuple[Service, str]:
+            epoch = await next_epoch(index_url, index, place)
             node = PoolNode(
                 place,
                 pool,
                 index_settings=index,
                 index_url=index_url,
-                epoch=new_epoch(),
+                address=_address(sockets, place, epoch),
+                epoch=epoch,
+                on_dead=_end_process,
                 retention=load_policy_file(policies.file).new_retention(),
             )
             record = await node.start()

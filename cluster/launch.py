@@ -345,7 +345,10 @@ class Cluster:
         ]
 
     def _part(self, ray: RayRuntime, kind: type, name: str, **settings: object) -> Part:
-        return Part(name, lambda: ray.actor(kind, PlaceId(name), self._logs, **settings))
+        return Part(
+            name,
+            lambda: ray.actor(kind, PlaceId(name), self._logs, sockets=self._folder, **settings),
+        )
 
 
 def _make_folder() -> Path:

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import openai
+import psutil
 import pytest
 from openai import OpenAI
 
@@ -56,13 +57,10 @@ def kill(serving: Serving, kind: str, which: int = 0) -> None:
 
 def worker_pid(serving: Serving, place: str) -> int:
     """Return the process that listens at a worker's address."""
-    import psutil  # noqa: PLC0415
-
     workers = httpx.get(f"{serving.url}/status").json()["workers"]
-    port = next(int(w["address"].rpartition(":")[2]) for w in workers if w["place"] == place)
+    path = next(w["address"].removeprefix("ipc://") for w in workers if w["place"] == place)
     for pid in serving.pids("WorkerActor"):
-        connections = psutil.Process(pid).net_connections(kind="tcp")
-        if any(c.status == "LISTEN" and c.laddr.port == port for c in connections):
+        if any(c.laddr == path for c in psutil.Process(pid).net_connections(kind="unix")):
             return pid
     raise AssertionError(f"nobody listens for {place}")
 
