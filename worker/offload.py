@@ -5,7 +5,9 @@ and whether a load is worth its time. Does not cover which pages wait to be stor
 (`pie.worker.stores`) or how the pool is reached (`pie.pool.client`).
 
 A load is tried where it is measured to be faster than computing the same tokens, and given up
-where it takes longer than computing them would: what came until then is kept.
+where it takes longer than computing them would: what came until then is kept. After a load that
+brought nothing in all its time no other is tried for a moment, so that a pool that hangs costs one
+request its time and not each.
 """
 
 from __future__ import annotations
@@ -34,10 +36,14 @@ from pie.worker.stores import PageToStore
 
 log = logging.getLogger("pie.worker.offload")
 
-STORE_BATCH_PAGES = 32
 _PROBE_EVERY = 16
 """A load that looks slower than computing is tried all the same once in so many times: else it
 would never be seen that the pool has become faster."""
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 30.0
+"""How long no load is tried after one that brought nothing in its time; doubled each time."""
+_STALLED = 0.9
+"""A load that took this part of its time was given up; event loops round to milliseconds."""
 _LEAST_PAGES = 2
 """Fewer missing pages are computed: a round trip would cost more than it saves."""
 
@@ -91,7 +97,7 @@ class LoadCounts:
     missed: int = 0
     """Loads that brought nothing."""
     skipped: int = 0
-    """Loads that were not tried because computing was measured to be faster."""
+    """Loads that were not tried: computing is faster, or the pool did not answer a moment ago."""
 
 
 class Offload:
@@ -126,6 +132,8 @@ class Offload:
         self._copies = concurrent.futures.ThreadPoolExecutor(1, "pie-copy")
         self._tasks: set[asyncio.Task[None]] = set()
         self._wishes = 0
+        self._pause_s = _FIRST_PAUSE_S
+        self._paused_until_s = 0.0
         self.rate = Rate(0.0, half_life_tokens=32_768)
         self.counts = LoadCounts()
 
@@ -134,6 +142,9 @@ class Offload:
         working_set = sequence.working_set
         pages = len(working_set.keys) - working_set.frozen
         if pages < _LEAST_PAGES:
+            return 0
+        if time.monotonic() < self._paused_until_s:
+            self.counts.skipped += 1
             return 0
         if self.rate.is_known and self.rate.per_s < compute.per_s:
             self._wishes += 1
@@ -184,7 +195,17 @@ class Offload:
         pages = await self._fetch(job, started + job.deadline_s)
         self.counts.pages += pages
         self.counts.missed += not pages
-        self._put(LoadEnded(job.sequence, pages, time.monotonic() - started))
+        seconds = time.monotonic() - started
+        self._note_answer(stalled=not pages and seconds >= _STALLED * job.deadline_s)
+        self._put(LoadEnded(job.sequence, pages, seconds))
+
+    def _note_answer(self, *, stalled: bool) -> None:
+        if not stalled:
+            self._pause_s = _FIRST_PAUSE_S
+            return
+        log.warning("the pool does not answer; no load is tried for %g s", self._pause_s)
+        self._paused_until_s = time.monotonic() + self._pause_s
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
     async def _fetch(self, job: _LoadJob, deadline: float) -> int:
         """Fetch and write leading pages, group by group; return how many. Writing has ended then."""

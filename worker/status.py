@@ -55,4 +55,4 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     loads_missed: Counter[int] = 0
     """Loads that brought nothing."""
     loads_skipped: Counter[int] = 0
-    """Loads that were not tried because computing was measured to be faster."""
+    """Loads that were not tried: computing is faster, or the pool did not answer a moment ago."""

@@ -157,6 +157,26 @@ async def test_a_load_that_stalls_is_given_up_for_computing(start: Start, pool: 
     assert answer.cached.pool == 0
 
 
+async def test_a_pool_that_hangs_costs_one_request_its_time_and_not_each(
+    start: Start, pool: DictPool
+) -> None:
+    worker = await start()
+    offload = worker.engine.offload
+    assert offload is not None
+    pool.load_delay_s = 60
+    for number in range(4):
+        await worker.engine.ask([number, *PROMPT], 1)
+    assert (pool.loads, worker.engine.engine.status.loads_skipped) == (1, 3)
+    offload._paused_until_s = 0.0  # the pause is over
+    await worker.engine.ask([50, *PROMPT], 1)
+    assert pool.loads == 2
+    assert offload._pause_s == 4.0
+    offload._paused_until_s = pool.load_delay_s = 0.0
+    await worker.engine.ask([51, *PROMPT], 1)
+    await worker.engine.ask([52, *PROMPT], 1)
+    assert pool.loads == 4, "a quick miss is no reason to wait"
+
+
 async def test_others_go_on_while_one_loads(start: Start, pool: DictPool) -> None:
     worker = await start()
     pool.gate = asyncio.Event()
