@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from pie.page.key import page_keys
 from pie.tokens.tokenizer import Tokenizer
 from pie.wire.figures import kinds
 from pie.wire.messages import AskStatus, FinishReason, Lookup, RefusalCode, StatusReport
+from pie.worker.batch import Batch, StepOutput
 from pie.worker.service import WorkerService
 from pie.worker.status import WorkerStatus
 from tests.support.models import CONTEXT_TOKENS, VOCAB_SIZE, tiny_module
@@ -223,13 +226,26 @@ async def test_drain_keeps_to_its_time(worker: WorkerService, asker: Asker) -> N
         await worker.drain(0.05)
 
 
-async def test_an_idle_worker_tells_others_its_load(places: Places, worker: WorkerService) -> None:
+async def test_a_prefill_of_one_router_is_known_to_another_that_never_asked(
+    places: Places, worker: WorkerService
+) -> None:
     one, two = await places.asker(worker), await places.asker(worker)
-    await two.ask([5], 1)
-    _, answer = await one.send(PROMPT, 300, ignore_eos=True)
-    await one.until_told(lambda: answer.deltas > 2)
-    told = len(two.loads)
-    await two.until_told(lambda: len(two.loads) > told)
+    assert worker._engine is not None
+    runner = worker._engine._runner
+    real_run, go_on = runner.run, threading.Event()
+
+    def slow(batch: Batch) -> StepOutput:
+        go_on.wait(20)
+        return real_run(batch)
+
+    runner.run = slow  # type: ignore[method-assign]
+    _, answer = await one.send(PROMPT, 2)
+    await two.until_told(lambda: bool(two.loads) and two.loads[-1].running == 1)
+    assert two.loads[-1].waiting_tokens == len(PROMPT)
+    told, began_s = len(two.loads), time.monotonic()
+    await two.until_told(lambda: len(two.loads) >= told + 2)
+    assert time.monotonic() - began_s < 3, "it is told while it stays the same"
+    go_on.set()
     await one.ended(answer)
 
 
