@@ -31,6 +31,7 @@ from pie.wire.figures import report
 from pie.wire.messages import AskStatus, Cancel, Generate, Message, RefusalCode
 from pie.wire.peer import Peer
 from pie.wire.server import WireServer
+from pie.wire.settings import WireSettings
 from pie.worker.assembly import Assembly, assemble, make_engine, make_record
 from pie.worker.commands import CancelAll, CancelOne, StepReport, Submit
 from pie.worker.engine import Engine
@@ -46,6 +47,10 @@ from pie.worker.status import WorkerStatus
 log = logging.getLogger("pie.worker.service")
 
 _LOAD_EVERY_S = 1.0
+_WIRE = WireSettings(
+    max_header_bytes=1 << 20, max_frame_bytes=8 << 20, max_frames=1, max_handling_bytes=64 << 20
+)
+"""A request is one frame of token ids, and 8 MiB are two million of them."""
 _STEP_ENDS_S = 30.0
 """Longest wait for the step under way when a worker is closed."""
 
@@ -90,7 +95,9 @@ class WorkerService:
         self._pool_settings = pool_settings
         self._on_dead = on_dead
         self._debug = debug
-        self._server = WireServer(address, self._handle, epoch=epoch, on_peer=self._open_outbox)
+        self._server = WireServer(
+            address, self._handle, epoch=epoch, on_peer=self._open_outbox, settings=_WIRE
+        )
         self._outboxes: dict[bytes, Outbox] = {}
         self._idle = asyncio.Event()
         self._idle.set()

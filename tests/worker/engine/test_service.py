@@ -16,7 +16,7 @@ from pie.page.events import Part, PlaceId, Tier, part_bit
 from pie.page.key import page_keys
 from pie.tokens.tokenizer import Tokenizer
 from pie.wire.figures import kinds
-from pie.wire.messages import AskStatus, FinishReason, Lookup, RefusalCode, StatusReport
+from pie.wire.messages import AskStatus, FinishReason, Generate, Lookup, RefusalCode, StatusReport
 from pie.worker.batch import Batch, StepOutput
 from pie.worker.service import WorkerService
 from pie.worker.status import WorkerStatus
@@ -173,6 +173,16 @@ async def test_a_message_for_another_kind_of_place_is_refused(asker: Asker) -> N
     asker.answers["x"] = (await asker.send([5], 1))[1]
     await asker.client.send(Lookup("x", asker.client.epoch, ()))
     await asker.until_told(lambda: asker.answers["x"].refused is not None)
+
+
+async def test_a_frame_that_is_no_prompt_ends_its_connection_before_it_takes_memory(
+    places: Places, worker: WorkerService, asker: Asker
+) -> None:
+    stranger = await places.asker(worker)
+    request = Generate("x", stranger.client.epoch, 1, 1)
+    await stranger.client.send(request, [bytes(16 << 20)])
+    await asyncio.wait_for(stranger.gone.wait(), 5)
+    assert (await asker.ask([5, 6], 3)).finish_reason is not None
 
 
 async def test_another_epoch_is_refused(asker: Asker) -> None:
