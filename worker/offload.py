@@ -111,6 +111,7 @@ class Offload:
         names: What goes into headers.
         put: The engine's inbox.
         limit_s: Longest load or store, copying included; a page whose copy has begun is finished.
+        secret: 32 bytes that all of the cluster share, where pages are keyed with them.
     """
 
     def __init__(
@@ -121,13 +122,14 @@ class Offload:
         *,
         put: Callable[[Command], None],
         limit_s: float,
+        secret: bytes | None = None,
     ) -> None:
         self._pool = pool
         self._memory = memory
         self._names = names
         self._put = put
         self._limit_s = limit_s
-        self._checksum = Checksum()
+        self._checksum = Checksum(secret)
         self._loop = asyncio.get_running_loop()
         self._copies = concurrent.futures.ThreadPoolExecutor(1, "pie-copy")
         self._tasks: set[asyncio.Task[None]] = set()

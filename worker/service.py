@@ -67,6 +67,8 @@ class WorkerService:
         address: Wire address to bind, such as `tcp://127.0.0.1:0` or `ipc:///run/pie/w0`.
         epoch: This start's number, larger than that of any earlier start of `place`.
         pool_settings: The `[pool]` section; None uses no pool.
+        secret: 32 bytes that all of the cluster share: pages to and from the pool are keyed with
+            them.
         on_dead: Called on the event loop when this start is over, through a bug in the engine or
             because a later start is up: the process should be replaced.
         debug: Check all invariants whenever idle.
@@ -83,6 +85,7 @@ class WorkerService:
         address: str,
         epoch: Epoch,
         pool_settings: PoolSettings | None = None,
+        secret: bytes | None = None,
         on_dead: Callable[[BaseException], None] | None = None,
         debug: bool = False,
     ) -> None:
@@ -93,6 +96,7 @@ class WorkerService:
         self._index_url = index_url
         self._epoch = epoch
         self._pool_settings = pool_settings
+        self._secret = secret
         self._on_dead = on_dead
         self._debug = debug
         self._server = WireServer(
@@ -216,7 +220,7 @@ class WorkerService:
         feed = MirrorFeed(self._index_url, mirror, settings=self._index_settings, with_pages=False)
         await feed.start()
         self._exits.push_async_callback(feed.close)
-        client = PoolClient(mirror, settings)
+        client = PoolClient(mirror, settings, secret=self._secret)
         self._exits.push_async_callback(client.close)
         offload = Offload(
             client,
@@ -224,6 +228,7 @@ class WorkerService:
             PageNames(assembly.model.model_root, assembly.model.layout),
             put=thread.put,
             limit_s=self._settings.transfer_timeout_s,
+            secret=self._secret,
         )
         self._exits.push_async_callback(offload.close)
         engine.attach(offload)

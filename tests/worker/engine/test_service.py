@@ -111,6 +111,28 @@ async def test_a_second_worker_goes_on_from_the_pool(
     assert warm.cached.device == fed.cached.pool
 
 
+async def test_pages_of_a_cluster_with_a_secret_are_of_use_to_nobody_else(
+    places: Places, reference: PreTrainedModel
+) -> None:
+    places.secret = b"s" * 32
+    node = await places.pool()
+    first, second = await places.worker("w0"), await places.worker("w1")
+    places.secret = None
+    stranger = await places.worker("w2")
+    one, two = await places.asker(first), await places.asker(second)
+    await one.ask(PROMPT, 4)
+    await until(lambda: first.status().pages_stored >= len(PROMPT) // PAGE)
+    assert (await two.ask(PROMPT, 4)).cached.pool == len(PROMPT) // PAGE * PAGE
+    # Without the secret nothing is taken for a page, neither here nor there.
+    other = await places.asker(stranger)
+    answer = await other.ask(PROMPT, 16)
+    assert answer.cached.pool == 0
+    expect(reference, PROMPT, answer)
+    await other.ask(PROMPT[::-1], 4)
+    await until(lambda: stranger.status().pages_store_dropped > 0)
+    assert node.status().bad_pages["at_store"] > 0
+
+
 async def test_a_pool_node_that_went_is_a_miss(places: Places, reference: PreTrainedModel) -> None:
     node = await places.pool()
     first, second = await places.worker("w0"), await places.worker("w1")
