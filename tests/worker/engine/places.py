@@ -106,8 +106,8 @@ class Places:
         await until(lambda: PlaceId(name) in self.mirror.places())
         return worker
 
-    async def asker(self, worker: WorkerService, **options: Any) -> Asker:
-        asker = Asker(worker.record.address, **options)
+    async def asker(self, worker: WorkerService) -> Asker:
+        asker = Asker(worker.record.address)
         await asker.client.start()
         self._closers.append(asker.client.close)
         return asker

@@ -20,6 +20,7 @@ from pie.wire.messages import AskStatus, FinishReason, Generate, Lookup, Refusal
 from pie.worker.batch import Batch, StepOutput
 from pie.worker.service import WorkerService
 from pie.worker.status import WorkerStatus
+from tests.support.credit import hold_credit
 from tests.support.models import CONTEXT_TOKENS, VOCAB_SIZE, tiny_module
 from tests.support.redis_server import index_settings, redis_server, redis_url
 from tests.worker.engine.asking import Asker
@@ -226,12 +227,13 @@ async def test_a_full_queue_refuses(places: Places) -> None:
 
 
 async def test_a_slow_router_gets_merged_steps(places: Places, worker: WorkerService) -> None:
-    asker = await places.asker(worker, auto_credit=False)
+    asker = await places.asker(worker)
+    give = hold_credit(asker.client)
     _, answer = await asker.send([5, 6, 7], 300, ignore_eos=True)
     await until(lambda: worker.status().finished == 1)
     assert answer.finish_reason is None, "there was credit for all steps"
     before = answer.deltas
-    asker.client.grant(before)
+    give(before)
     await asker.ended(answer)
     assert len(answer.token_ids) == 300
     assert answer.deltas < before + 3
