@@ -44,6 +44,8 @@ _LONGEST_PAUSE_S = 30.0
 """How long no load is tried after one that brought nothing in its time; doubled each time."""
 _STALLED = 0.9
 """A load that took this part of its time was given up; event loops round to milliseconds."""
+_LEAST_LOAD_S = 0.1
+"""A load has this long at least, however fast computing is."""
 _LEAST_PAGES = 2
 """Fewer missing pages are computed: a round trip would cost more than it saves."""
 
@@ -166,7 +168,7 @@ class Offload:
             groups=tuple(group_keys(working_set.keys)[first : len(working_set.pages)]),
             deadline_s=min(
                 self._limit_s,
-                max(0.1, compute.seconds(sequence.missing)),
+                max(_LEAST_LOAD_S, compute.seconds(sequence.missing)),
             ),
         )
         self._loop.call_soon_threadsafe(self._spawn_load, job)
