@@ -20,6 +20,7 @@ from pie.page.key import PageKey
 from pie.router.asking import ask_status
 from pie.router.rates import Rates
 from pie.wire import Buffer, WireClient, WireError, WireSettings, WireTimeout
+from pie.wire.address import check_address
 from pie.wire.messages import (
     Cancel,
     Generate,
@@ -128,7 +129,12 @@ class WorkerLink:
         return self.load.step_ms if self.load and self.load.step_ms > 0 else _DECODE_STEP_MS
 
     def start(self) -> None:
-        """Begin to connect; `usable` says when that is done."""
+        """Begin to connect; `usable` says when that is done.
+
+        Raises:
+            AddressError: The record's address is none.
+        """
+        check_address(self.record.address)
         self._spawn(self._connect())
 
     async def close(self) -> None:
