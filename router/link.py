@@ -79,7 +79,6 @@ class WorkerLink:
         self.load: Load | None = None
         self.rates = Rates()
         self.inflight_keys: Counter[PageKey] = Counter()
-        self.refusals = 0
         self.retired = False
         """Whether its record is gone: what runs goes on, nothing new comes."""
         self._settings = settings
@@ -205,7 +204,6 @@ class WorkerLink:
         elif isinstance(message, Refused):
             running = self._end(message.request_id)
             if running is not None:
-                self.refusals += 1
                 running.sink.on_refused(message)
 
     def _on_delta(self, delta: TokenDelta) -> None:
