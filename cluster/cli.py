@@ -7,6 +7,7 @@ the work itself (`pie.cluster.launch`, `.status`, `.demo`).
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import signal
 import sys
@@ -22,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pie.cluster.config import Key, LoadedConfig, load_config, masked
-from pie.cluster.errors import ClusterError, ConfigError
+from pie.cluster.errors import ClusterError, ConfigError, NotRunningError
 from pie.cluster.reference import reference_page, shown
 
 app = typer.Typer(
@@ -48,6 +49,21 @@ class _Stop(BaseException):
 def main() -> None:
     """Run the `pie` command."""
     app()
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        _say(importlib.metadata.version("pie-serve"))
+        raise typer.Exit
+
+
+@app.callback()
+def _pie(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command()
@@ -77,7 +93,7 @@ def serve(
 
         with running(loaded.config, _report) as (cluster, addresses):
             _say("")
-            _say(f"Pie serves {loaded.config.model.source} at {addresses.router}/v1")
+            _say(f"Pie serves {cluster.model} at {addresses.router}/v1")
             for name, address in {**addresses.workers, **addresses.pool}.items():
                 _say(f"  {name:<10}{address}")
             _say(f"  {'index':<10}{masked(addresses.index)}")
@@ -98,6 +114,8 @@ def status(
 
     with _sentences():
         router = _load(config).config.router
+        if not router.port and not at:
+            raise NotRunningError("router.port is 0, so the port was picked: name it with --at")
         host = f"[{router.host}]" if ":" in router.host else router.host
         show_status(
             at or f"http://{host}:{router.port}",

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -240,7 +239,9 @@ class _Demo:
             time.sleep(_POOL_POLL_S * 5)
 
     def _show(self, answers: list[Answer]) -> None:
-        table = Table(title="What was computed, and what was not", box=box.SIMPLE)
+        table = Table(
+            title="What was computed, and what was not", box=None, header_style="bold underline"
+        )
         for heading, justify in (
             ("request", "left"),
             ("worker", "left"),
@@ -248,7 +249,7 @@ class _Demo:
             ("cached", "right"),
             ("from", "left"),
             ("first token", "right"),
-            ("tokens/s", "right"),
+            ("tok/s", "right"),
         ):
             table.add_column(
                 heading, justify="right" if justify == "right" else "left", no_wrap=True

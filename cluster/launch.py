@@ -114,6 +114,8 @@ class Cluster:
         self._pool: list[Part] = []
         self._workers: list[Part] = []
         self._stopped = False
+        self.model = ""
+        """What clients call the model; known after `start`."""
 
     def __enter__(self) -> Cluster:
         return self
@@ -218,6 +220,8 @@ class Cluster:
         try:
             answer = httpx.get(f"{self.addresses().router}/ready", timeout=_STATE_TIMEOUT_S)
             reached = answer.json()["workers"] if answer.is_success else 0
+            if reached:
+                self.model = answer.json()["model"]
         except httpx.HTTPError as error:
             return f"router ({error})"
         workers = len(self._workers)
@@ -238,6 +242,10 @@ class Cluster:
             load_policy_file(self._config.policies.file)
         except PolicyFileError as error:
             raise StartError(str(error)) from error
+        source = self._config.model.source
+        is_path = source.startswith((".", "/", "~")) or source.endswith(".gguf")
+        if is_path and not Path(source).expanduser().exists():
+            raise StartError(f"model.source: there is no folder or file {source!r}")
         router = self._router_settings
         family = socket.AF_INET6 if ":" in router.host else socket.AF_INET
         with contextlib.closing(socket.socket(family)) as probe:

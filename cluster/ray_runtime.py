@@ -124,7 +124,7 @@ class RayRuntime:
         try:
             state = _get(handle.state.remote(), timeout_s)
         except ray.exceptions.GetTimeoutError:
-            return State(Phase.STARTING, "does not answer yet")
+            return State(Phase.STARTING, "starting")
         except ray.exceptions.ActorDiedError as error:
             return State(Phase.FAILED, f"its process died: {error}", expected=False)
         except ray.exceptions.RayActorError:

@@ -278,7 +278,13 @@ class RouterApp:
         if not status.ready:
             raise unavailable(status.reason, self._settings.retry_after_s, "not_ready")
         await exchange.respond_json(
-            200, {"status": "ready", "workers": status.usable_workers, "index": status.index}
+            200,
+            {
+                "status": "ready",
+                "model": status.model,
+                "workers": status.usable_workers,
+                "index": status.index,
+            },
         )
 
     async def _show_status(self, exchange: Exchange) -> None:

@@ -53,6 +53,7 @@ async def test_a_killed_redis_comes_back_with_its_data_and_nobody_announces_anew
         await index.settled()
         assert place.snapshots == 1
         assert index.feed.resyncs == 1
+        await until(lambda: place.modes[-1] is IndexMode.OK, "ok again")
         assert place.modes[-2:] == [IndexMode.DEGRADED, IndexMode.OK]
 
 

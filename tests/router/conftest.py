@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,10 @@ WAIT_S = 20.0
 
 
 @pytest.fixture(scope="session")
-def chat_folder() -> Path:
+def chat_folder() -> Iterator[Path]:
     """A tokenizer with a chat template."""
-    return write_chat_folder(Path(tempfile.mkdtemp(prefix="pie-chat-")) / "chat")
+    with tempfile.TemporaryDirectory(prefix="pie-chat-") as folder:
+        yield write_chat_folder(Path(folder) / "chat")
 
 
 async def until(condition: Callable[[], bool], wait_s: float = WAIT_S) -> None:

@@ -87,7 +87,8 @@ class Serving:
         while time.monotonic() < deadline_s:
             with contextlib.suppress(httpx.HTTPError):
                 answer = httpx.get(f"{self.url}/status", timeout=5)
-                if answer.status_code == 200:
+                # A router knows its workers before it has their tokenizer.
+                if httpx.get(f"{self.url}/ready", timeout=5).is_success and answer.is_success:
                     ready = [w for w in answer.json()["workers"] if w["state"] == "ready"]
                     if len(ready) >= (workers or 1):
                         return

@@ -126,7 +126,10 @@ def native_backend(cache_folder: Path) -> NativeBackend | None:
     with _loading:
         if _loaded is None:
             try:
-                torch.ops.load_library(_library(cache_folder.expanduser()))  # type: ignore[no-untyped-call]
+                library = _library(cache_folder.expanduser())
+                # A second library with the same operator, from another folder, aborts the process.
+                if not hasattr(torch.ops.pie, "attend"):
+                    torch.ops.load_library(library)  # type: ignore[no-untyped-call]
                 _check(NativeBackend())
                 _loaded = True
             except (OSError, RuntimeError, subprocess.SubprocessError, AssertionError) as error:

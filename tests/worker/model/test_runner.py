@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,17 @@ def test_a_kernel_that_computes_wrongly_is_not_used(
     monkeypatch.setattr(conformance, "_TOLERANCE", dict.fromkeys(conformance._TOLERANCE, 0.0))
     assert native_backend(DEFAULT_CACHE_FOLDER) is None
     assert "outputs are off" in caplog.text
+
+
+def test_a_second_cache_folder_does_not_load_a_second_kernel(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if native_backend(DEFAULT_CACHE_FOLDER) is None:
+        pytest.skip("no C++ compiler here, so no native backend")
+    # The same library at another path: loading it as well would abort this process.
+    shutil.copytree(DEFAULT_CACHE_FOLDER.expanduser() / "native", tmp_path / "native")
+    monkeypatch.setattr("pie.worker.attention.native._loaded", None)
+    assert native_backend(tmp_path) is not None
 
 
 def _arena(model: Model) -> Arena:

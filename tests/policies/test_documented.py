@@ -1,0 +1,39 @@
+"""What `docs/policies.md` shows works as it stands there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from pie.page.events import Part, Tier
+from pie.page.key import PageKey
+from pie.policies.loader import load_policy_file
+from pie.policies.manager import RetentionManager
+from pie.policies.retention import PageView
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "policies.md"
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", DOCUMENT.read_text(), flags=re.DOTALL)
+
+
+def test_the_built_ins_are_named_with_their_options(tmp_path: Path) -> None:
+    file = tmp_path / "policies.yaml"
+    file.write_text(blocks("yaml")[0])
+    policies = load_policy_file(file)
+    assert policies.routing.options == {"miss_weight": 5, "decode_share": 0.02}
+    assert policies.retention.name == "lru"
+
+
+def test_a_policy_of_ones_own_chooses_the_victims(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(blocks("python")[0])
+    file = tmp_path / "policies.yaml"
+    file.write_text(blocks("yaml")[1].replace("64", "1"))
+    manager = RetentionManager(load_policy_file(file).new_retention(), name="test")
+    for number in range(4):
+        key = PageKey(bytes([number]) * 32)
+        manager.stored(PageView(key, b"", 0, Part.FULL, Tier.DEVICE, bytes=10), now_s=float(number))
+    chosen = [key[0] for key, _ in manager.victims(20, now_s=9.0)]
+    assert chosen == [3, 2]
+    manager.check()
