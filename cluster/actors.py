@@ -127,6 +127,7 @@ class PoolActor(ServiceActor):
 
         async def start(_progress: Progress) -> tuple[Service, str]:
             epoch = await next_epoch(index_url, index, place)
+            chosen = load_policy_file(policies.file)
             node = PoolNode(
                 place,
                 pool,
@@ -135,7 +136,8 @@ class PoolActor(ServiceActor):
                 address=_address(sockets, place, epoch),
                 epoch=epoch,
                 on_dead=_end_process,
-                retention=load_policy_file(policies.file).new_retention(),
+                retention=chosen.new_retention(),
+                disk_retention=chosen.new_retention(),
             )
             record = await node.start()
             return node, record.address
