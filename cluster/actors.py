@@ -79,6 +79,7 @@ class WorkerActor(ServiceActor):
         log_dir: Path,
         *,
         sockets: Path,
+        secret: bytes,
         model: ModelSettings,
         policies: PolicySettings,
         pool: PoolSettings,
@@ -101,6 +102,7 @@ class WorkerActor(ServiceActor):
                 index_url=index_url,
                 address=_address(sockets, place, epoch),
                 epoch=epoch,
+                secret=secret,
                 on_dead=_end_process,
             )
             await service.start(progress)
@@ -118,6 +120,7 @@ class PoolActor(ServiceActor):
         log_dir: Path,
         *,
         sockets: Path,
+        secret: bytes,
         pool: PoolSettings,
         policies: PolicySettings,
         index: IndexSettings,
@@ -135,6 +138,7 @@ class PoolActor(ServiceActor):
                 index_url=index_url,
                 address=_address(sockets, place, epoch),
                 epoch=epoch,
+                secret=secret,
                 on_dead=_end_process,
                 retention=chosen.new_retention(),
                 disk_retention=chosen.new_retention(),

@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import secrets
 import socket
 import tempfile
 import time
@@ -47,6 +48,8 @@ _POLL_S = 0.2
 _STATE_TIMEOUT_S = 5.0
 _FOLDER_CHARS = 34
 """A socket's path may have 107 characters, of which Ray takes 72 below its folder."""
+_SECRET_BYTES = 32
+"""Keys the checksums of pages, so that nobody else can make one that a worker takes."""
 _CRASHES = 5
 """Unexpected failures of one part, one after another, after which the cluster gives up."""
 
@@ -104,6 +107,7 @@ class Cluster:
         self._index: EmbeddedServer | None = None
         self._index_url = config.index.url
         self._router_settings = config.router
+        self._secret = secrets.token_bytes(_SECRET_BYTES)
         self._lease: Lease | None = None
         self._ray: RayRuntime | None = None
         self._router: Part | None = None
@@ -347,7 +351,14 @@ class Cluster:
     def _part(self, ray: RayRuntime, kind: type, name: str, **settings: object) -> Part:
         return Part(
             name,
-            lambda: ray.actor(kind, PlaceId(name), self._logs, sockets=self._folder, **settings),
+            lambda: ray.actor(
+                kind,
+                PlaceId(name),
+                self._logs,
+                sockets=self._folder,
+                secret=self._secret,
+                **settings,
+            ),
         )
 
 

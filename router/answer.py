@@ -107,7 +107,7 @@ class Answerer:
         pieces.sort(key=lambda piece: piece.index)
         counts = _usage(generations, choices)
         # Before the client can ask its next turn.
-        self._remember(generations)
+        await self._remember(generations)
         await exchange.respond_json(
             200, shaper.answer(pieces, counts), _headers(request_id, generations)
         )
@@ -137,16 +137,16 @@ class Answerer:
             if ended:
                 if usage_events:
                     events.append(shaper.closing(_usage(generations, choices)))
-                self._remember(generations)
+                await self._remember(generations)
                 await exchange.end_stream(events)
                 return
             await exchange.send_events(events)
 
-    def _remember(self, generations: Sequence[Generation]) -> None:
+    async def _remember(self, generations: Sequence[Generation]) -> None:
         """Keep the ids of answers, for the next turn of their conversations."""
         for generation in generations:
             order = generation.order
-            order.model.prompts.remember(order.prompt, generation.text, generation.output_ids)
+            await order.model.prompts.remember(order.prompt, generation.text, generation.output_ids)
 
     def _count(self, generations: Sequence[Generation]) -> None:
         """Count what was made, whether or not it was made to its end."""

@@ -36,6 +36,7 @@ from pie.router.generation import Order
 from pie.router.memory import Turn
 from pie.router.metrics import RouterMetrics
 from pie.router.models import ModelCatalog, ServedModel
+from pie.router.prefix import Prefix
 from pie.router.prompt import Prompt
 from pie.router.settings import RouterSettings
 from pie.router.status import ClusterStatus
@@ -127,6 +128,7 @@ class RouterApp:
         with self._gate.enter(body.choices):
             prompt = await model.prompts.conversation(
                 tuple(Turn(_role(message.role), message.text) for message in body.messages),
+                model=model.name,
                 salt=body.cache_salt,
                 context_tokens=model.context_tokens,
             )
@@ -194,19 +196,19 @@ class RouterApp:
             Order(
                 model=model,
                 prompt=prompt,
+                prefix=prefix,
                 max_tokens=_room(prompt, model, limit, default_tokens),
                 sampling=seeded,
                 stop=body.stops,
                 stop_token_ids=tuple(body.stop_token_ids or ()),
                 ignore_eos=bool(body.ignore_eos),
-                salt=body.cache_salt,
-                tenant_tag=_tenant_tag(body.cache_salt),
                 param=shaper.content_field,
                 session=body.session_id,
                 only_place=place,
                 arrived_s=arrived_s,
             )
             for prompt in prompts
+            for prefix in (Prefix(prompt.ids, body.cache_salt),)
             for seeded in samplings
         ]
         await self._answerer.answer(
@@ -238,10 +240,16 @@ class RouterApp:
         """Return the place that a request is directed at.
 
         Raises:
-            ApiError: There is no such worker.
+            ApiError: There is no such worker, or clients may not choose.
         """
         if name is None:
             return None
+        if not self._settings.takes_place_header:
+            raise invalid(
+                "x-pie-place: this router chooses workers itself (router.allow_place_header)",
+                "x-pie-place",
+                "unsupported_parameter",
+            )
         place = PlaceId(name)
         if place not in self._workers.links:
             raise invalid(
@@ -377,11 +385,6 @@ def _derived(seed: int, choice: int) -> int:
         return seed
     digest = blake3(f"pie/choice/{seed}/{choice}".encode()).digest(8)
     return int.from_bytes(digest, "little") >> 1
-
-
-def _tenant_tag(salt: str | None) -> str:
-    """Return what tells tenants apart without telling the salt."""
-    return "" if salt is None else blake3(b"pie/tenant" + salt.encode()).hexdigest(8)
 
 
 def _listed(model: ServedModel) -> Model:

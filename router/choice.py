@@ -8,19 +8,19 @@ policy is shown, and containing a policy that fails. Does not cover the policies
 from __future__ import annotations
 
 import logging
-from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pie.index.contract import IndexReader, PlaceRecord
 from pie.index.runs import MaskRun
 from pie.page.events import Part, PartMask, PlaceId, PlaceKind, Tier, part_tiers
-from pie.page.key import PageKey, page_keys, tenant_root
+from pie.page.key import PageKey, RootKey
 from pie.page.layout import usable_run
 from pie.policies.routing import Choice, RequestView, RoutingPolicy, WorkerView
 from pie.policies.routing_cost import CostRouting
 from pie.router.link import WorkerLink
 from pie.router.metrics import RouterMetrics
+from pie.router.prefix import Prefix
 from pie.router.rates import FleetRates
 
 log = logging.getLogger("pie.router.choice")
@@ -28,6 +28,8 @@ log = logging.getLogger("pie.router.choice")
 _Segments = Sequence[tuple[PartMask, int]]
 _NEAREST = ((Tier.HOST, "host"), (Tier.DISK, "disk"))
 _DEVICE = 1 << Tier.DEVICE
+_HOP_PAGES = 64
+"""Pages asked for where a run goes on at another pool node: two of the groups that nodes keep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,8 @@ class Chosen:
     """A worker, and what the choice was made from."""
 
     link: WorkerLink
+    prefix: Prefix
+    """What it was chosen for."""
     keys: Sequence[PageKey]
     predicted_tokens: int
     choice: Choice
@@ -73,39 +77,36 @@ class Chooser:
     def choose(
         self,
         request_id: str,
-        tokens: array[int],
+        prefix: Prefix,
         links: Sequence[WorkerLink],
         *,
-        salt: str | None,
         session: str | None,
     ) -> Chosen:
         """Return the worker for a prompt. `links` is never empty."""
-        keys_by_root: dict[tuple[bytes, int], list[PageKey]] = {}
-        runs_by_root: dict[tuple[bytes, int], _Runs] = {}
+        runs_by_root: dict[tuple[RootKey, int], _Runs] = {}
+        tokens = len(prefix.ids)
         views: dict[PlaceId, tuple[WorkerView, WorkerLink]] = {}
         rates = FleetRates(link.rates for link in links)
         for link in links:
             record = link.record
             assert record.model_root is not None
             root = (record.model_root, record.page_tokens)
-            if root not in keys_by_root:
-                keys_by_root[root] = page_keys(
-                    tenant_root(record.model_root, salt=salt), tokens, record.page_tokens
-                )
-                runs_by_root[root] = _Runs(self._index, keys_by_root[root])
+            if root not in runs_by_root:
+                runs_by_root[root] = _Runs(self._index, prefix.keys(*root))
             held = runs_by_root[root].held(link)
-            views[record.place] = (view(link, held, len(tokens), rates), link)
+            views[record.place] = (view(link, held, tokens, rates), link)
         page_tokens = links[0].record.page_tokens
         choice = self._decide(
-            RequestView(request_id, len(tokens), page_tokens, session),
+            RequestView(request_id, tokens, page_tokens, session),
             [view for view, _ in views.values()],
         )
         chosen, link = views[choice.place]
         assert link.record.model_root is not None
         return Chosen(
             link,
-            keys_by_root[link.record.model_root, link.record.page_tokens],
-            min(chosen.device_tokens + sum(chosen.loads.values()), len(tokens) - 1),
+            prefix,
+            runs_by_root[link.record.model_root, link.record.page_tokens].keys,
+            min(chosen.device_tokens + sum(chosen.loads.values()), tokens - 1),
             choice,
         )
 
@@ -154,7 +155,7 @@ class _Runs:
         Groups of pages are spread over nodes, so that a run goes on at another node where it ends.
         """
         segments: list[tuple[PartMask, int]] = []
-        runs, at = self._runs, 0
+        runs, at, asked = self._runs, 0, 0
         while True:
             best = max(
                 (
@@ -171,7 +172,9 @@ class _Runs:
             at += len(best)
             if at >= len(self.keys):
                 return segments
-            runs = index.matches(self.keys[at:])
+            # All that is left, at every hop, would be quadratic.
+            asked = 2 * asked if len(best) == asked else _HOP_PAGES
+            runs = index.matches(self.keys[at : at + asked])
 
 
 def view(link: WorkerLink, held: Held, prompt_tokens: int, rates: FleetRates) -> WorkerView:

@@ -14,13 +14,13 @@ import asyncio
 import logging
 import time
 
-from pie.page.key import pack_tokens
 from pie.router.choice import Chooser, Chosen
 from pie.router.errors import ApiError, invalid, overloaded, server_error, unavailable
 from pie.router.generation import Ending, Generation
 from pie.router.link import Running, WorkerLink
 from pie.router.metrics import RouterMetrics
 from pie.router.settings import RouterSettings
+from pie.router.tenant import tenant_tag
 from pie.router.workers import WorkerSet
 from pie.wire import WireError, WireTimeout
 from pie.wire.messages import Generate, RefusalCode
@@ -42,6 +42,7 @@ class Dispatcher:
         chooser: Chooses among them.
         settings: Limits.
         metrics: Counts what happens.
+        secret: 32 bytes that all of the cluster share; keys the tags of tenants.
     """
 
     def __init__(
@@ -50,7 +51,10 @@ class Dispatcher:
         chooser: Chooser,
         settings: RouterSettings,
         metrics: RouterMetrics,
+        *,
+        secret: bytes | None = None,
     ) -> None:
+        self._secret = secret
         self._workers = workers
         self._chooser = chooser
         self._settings = settings
@@ -105,9 +109,8 @@ class Dispatcher:
             await asyncio.sleep(_POLL_S)
             if time.monotonic() >= since_s + self._settings.retry_after_s:
                 tried.clear()
-        order = generation.order
         chosen = self._chooser.choose(
-            generation.request_id, generation.tokens, links, salt=order.salt, session=order.session
+            generation.request_id, generation.prefix, links, session=generation.order.session
         )
         if generation.first_token_s is None:
             generation.predicted_tokens = chosen.predicted_tokens
@@ -128,9 +131,10 @@ class Dispatcher:
 
     async def _attempt(self, generation: Generation, chosen: Chosen) -> Ending:
         """Send it to one worker and wait for the end."""
-        order, link = generation.order, chosen.link
+        order, link, prefix = generation.order, chosen.link, chosen.prefix
+        assert link.record.model_root is not None
         ended = generation.next_attempt()
-        tokens = generation.tokens
+        tokens = len(prefix.ids)
         remaining_s = self._remaining_s(generation)
         message = Generate(
             request_id=generation.attempt_id,
@@ -141,20 +145,20 @@ class Dispatcher:
             stop=order.stop,
             stop_token_ids=order.stop_token_ids,
             ignore_eos=order.ignore_eos,
-            salt=order.salt,
-            tenant_tag=order.tenant_tag,
+            salt=prefix.salt,
+            tenant_tag=tenant_tag(link.record.model_root, prefix.salt, self._secret),
             deadline_s=remaining_s,
         )
         running = Running(
             sink=generation,
             keys=chosen.keys,
-            new_tokens=len(tokens) - chosen.predicted_tokens,
-            prompt_tokens=len(tokens),
+            new_tokens=tokens - chosen.predicted_tokens,
+            prompt_tokens=tokens,
         )
         if generation.attempts == 1:
             self._metrics.overhead_s.observe(time.monotonic() - order.arrived_s)
         try:
-            await link.begin(message, pack_tokens(tokens), running, timeout_s=_SEND_TIMEOUT_S)
+            await link.begin(message, prefix.packed, running, timeout_s=_SEND_TIMEOUT_S)
         except WireTimeout:
             return Ending.SILENT
         except WireError:

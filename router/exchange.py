@@ -7,6 +7,7 @@ that the client has gone. Does not cover what is asked (`pie.router.app`).
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
@@ -104,9 +105,10 @@ class Exchange:
             raise _too_large(limit)
         parts: list[bytes] = []
         size = 0
+        until_s = time.monotonic() + self._settings.body_total_timeout_s
         try:
             while True:
-                message = await self._next_part()
+                message = await self._next_part(until_s)
                 if message["type"] == "http.disconnect":
                     raise ClientGoneError
                 part = message.get("body", b"")
@@ -172,15 +174,19 @@ class Exchange:
         self._streaming = False
         await self._push({"type": "http.response.body", "body": content})
 
-    async def _next_part(self) -> Message:
-        """Wait for the next part of the body."""
+    async def _next_part(self, until_s: float) -> Message:
+        """Wait for the next part of the body, which must be there as a whole by `until_s`."""
+        settings = self._settings
+        left_s = until_s - time.monotonic()
         try:
-            async with asyncio.timeout(self._settings.body_timeout_s):
+            async with asyncio.timeout(min(settings.body_timeout_s, left_s)):
                 return await self._receive()
         except TimeoutError:
             raise ApiError(
                 408,
-                f"No more of the body came for {self._settings.body_timeout_s:g} s.",
+                f"No more of the body came for {settings.body_timeout_s:g} s."
+                if left_s > settings.body_timeout_s
+                else f"The body took longer than {settings.body_total_timeout_s:g} s.",
                 code="request_timeout",
                 headers={"connection": "close"},
             ) from None

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pie.page.events import PlaceId
 from pie.router.mailbox import Mailbox
 from pie.router.models import ServedModel
+from pie.router.prefix import Prefix
 from pie.router.prompt import Prompt
 from pie.wire.messages import FinishReason, Refused, Sampling, Started, TokenDelta
 
@@ -25,13 +26,13 @@ class Order:
 
     model: ServedModel
     prompt: Prompt
+    prefix: Prefix
+    """The prompt's ids and keys, shared by its choices."""
     max_tokens: int
     sampling: Sampling
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    salt: str | None = None
-    tenant_tag: str = ""
     param: str = "prompt"
     """The field that the prompt came from."""
     session: str | None = None
@@ -92,9 +93,10 @@ class Generation:
         return f"{self.request_id}.{self.attempts}"
 
     @property
-    def tokens(self) -> array[int]:
-        """Prompt and output so far."""
-        return self.order.prompt.ids + self.output_ids
+    def prefix(self) -> Prefix:
+        """Prompt and output so far, as the next worker is sent them."""
+        begun = self.order.prefix
+        return begun.longer(self.output_ids) if self.output_ids else begun
 
     @property
     def cached_tokens(self) -> int:
@@ -114,7 +116,13 @@ class Generation:
         return self._ended
 
     def on_delta(self, delta: TokenDelta) -> None:
-        """Take new tokens from the worker."""
+        """Take new tokens from the worker.
+
+        Words that come between an attempt's end and its sender learning of it go nowhere: another
+        worker makes these tokens again, or the client has been told that there are no more.
+        """
+        if self._over:
+            return
         self.last_heard_s = time.monotonic()
         if delta.finish_reason is FinishReason.FAILED:
             self.failure = delta.error or "the worker failed"
@@ -134,12 +142,19 @@ class Generation:
 
     def on_refused(self, refused: Refused) -> None:
         """Learn that the worker does not take it."""
+        if self._over:
+            return
         self.refused = refused
         self._end(Ending.REFUSED)
 
     def on_gone(self) -> None:
         """Learn that the worker is gone."""
         self._end(Ending.GONE)
+
+    @property
+    def _over(self) -> bool:
+        """Whether no attempt is under way."""
+        return self._ended is None or self._ended.done()
 
     def _end(self, ending: Ending) -> None:
         if self._ended is not None and not self._ended.done():

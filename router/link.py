@@ -20,6 +20,7 @@ from pie.page.key import PageKey
 from pie.router.asking import ask_status
 from pie.router.rates import Rates
 from pie.wire import Buffer, WireClient, WireError, WireSettings, WireTimeout
+from pie.wire.address import check_address
 from pie.wire.messages import (
     Cancel,
     Generate,
@@ -78,7 +79,6 @@ class WorkerLink:
         self.load: Load | None = None
         self.rates = Rates()
         self.inflight_keys: Counter[PageKey] = Counter()
-        self.refusals = 0
         self.retired = False
         """Whether its record is gone: what runs goes on, nothing new comes."""
         self._settings = settings
@@ -128,7 +128,12 @@ class WorkerLink:
         return self.load.step_ms if self.load and self.load.step_ms > 0 else _DECODE_STEP_MS
 
     def start(self) -> None:
-        """Begin to connect; `usable` says when that is done."""
+        """Begin to connect; `usable` says when that is done.
+
+        Raises:
+            AddressError: The record's address is none.
+        """
+        check_address(self.record.address)
         self._spawn(self._connect())
 
     async def close(self) -> None:
@@ -199,7 +204,6 @@ class WorkerLink:
         elif isinstance(message, Refused):
             running = self._end(message.request_id)
             if running is not None:
-                self.refusals += 1
                 running.sink.on_refused(message)
 
     def _on_delta(self, delta: TokenDelta) -> None:

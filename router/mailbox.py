@@ -94,15 +94,15 @@ class Mailbox:
         Not streaming, this returns when all sequences have ended.
 
         Raises:
-            ApiError: A sequence cannot go on.
+            ApiError: A sequence cannot go on. A stream is given what was made before that first.
         """
         while not self._hung_up:
-            if self._error is not None:
-                raise self._error
             if self._pieces and (self._streaming or not self._open):
                 pieces = list(self._pieces.values())
                 self._pieces.clear()
                 return pieces
+            if self._error is not None:
+                raise self._error
             self._wake.clear()
             await self._wake.wait()
         return []

@@ -3,12 +3,13 @@
 Covers finding, in a new conversation, the longest beginning that ended with an answer made here,
 with the very ids that the model read and generated. A model need not spell an answer the way its
 tokenizer would; without this, the pages of such an answer are never hit again. Does not cover
-rendering or tokenising (`pie.router.prompt`). Pure: bounded by bytes, least recently used first.
+rendering or tokenising (`pie.router.prompt`). Bounded by bytes, least recently used first.
 """
 
 from __future__ import annotations
 
 import struct
+import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
@@ -40,12 +41,12 @@ class Remembered:
 @dataclass(frozen=True, slots=True)
 class _Entry:
     digest: bytes
-    """Of the rendered text: a hit is checked against the text itself."""
+    """BLAKE3 of the rendered text: a hit is checked against the text itself."""
     found: Remembered
 
 
 class AnswerMemory:
-    """Remembers conversations by exact text.
+    """Remembers conversations by exact text. Safe to use from several threads.
 
     Args:
         budget_bytes: Most memory to take; 0 remembers nothing.
@@ -55,6 +56,8 @@ class AnswerMemory:
         self.budget_bytes = budget_bytes
         self.used_bytes = 0
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
+        # Held for look-ups alone, never while a text is hashed.
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -78,32 +81,47 @@ class AnswerMemory:
         for key in _chain(space, (*turns, Turn("assistant", answer))):  # noqa: B007
             pass
         text = rendered + answer
-        old = self._entries.pop(key, None)
-        if old is not None:
-            self.used_bytes -= _size(old)
-        self._entries[key] = _Entry(_digest(text), Remembered(len(text), ids))
-        self.used_bytes += size
-        while self.used_bytes > self.budget_bytes:
-            _, victim = self._entries.popitem(last=False)
-            self.used_bytes -= _size(victim)
+        entry = _Entry(blake3(_utf8(text)).digest(), Remembered(len(text), ids))
+        with self._lock:
+            old = self._entries.pop(key, None)
+            if old is not None:
+                self.used_bytes -= _size(old)
+            self._entries[key] = entry
+            self.used_bytes += size
+            while self.used_bytes > self.budget_bytes:
+                _, victim = self._entries.popitem(last=False)
+                self.used_bytes -= _size(victim)
 
     def recall(self, space: bytes, turns: Iterable[Turn], rendered: str) -> Remembered | None:
         """Return the longest remembered beginning of `rendered`; None where there is none."""
         if not self._entries:
             return None
         turns = tuple(turns)
-        known = [
+        keys = [
             key
             for turn, key in zip(turns, _chain(space, turns), strict=True)
-            if turn.role == "assistant" and key in self._entries
+            if turn.role == "assistant"
         ]
-        for key in reversed(known):
-            entry = self._entries[key]
+        with self._lock:
+            known = [(key, entry) for key in keys if (entry := self._entries.get(key)) is not None]
+        best: bytes | None = None
+        found: Remembered | None = None
+        # The text is hashed once, however many of its beginnings are known.
+        hashed, seen = blake3(), 0
+        for key, entry in sorted(known, key=lambda one: one[1].found.chars):
             chars = entry.found.chars
-            if len(rendered) >= chars and _digest(rendered[:chars]) == entry.digest:
-                self._entries.move_to_end(key)
-                return entry.found
-        return None
+            if chars > len(rendered):
+                break
+            hashed.update(_utf8(rendered[seen:chars]))
+            seen = chars
+            if hashed.digest() == entry.digest:
+                best, found = key, entry.found
+        if best is not None:
+            with self._lock:
+                # Another thread may have let it go meanwhile.
+                if best in self._entries:
+                    self._entries.move_to_end(best)
+        return found
 
     def check(self) -> None:
         """Assert that the memory agrees with itself; for tests."""
@@ -116,16 +134,16 @@ def _size(entry: _Entry) -> int:
     return _ENTRY_BYTES + len(entry.found.ids) * entry.found.ids.itemsize
 
 
-def _digest(text: str) -> bytes:
-    """Return a name for a text."""
-    return blake3(text.encode("utf-8", errors="surrogatepass")).digest()
+def _utf8(text: str) -> bytes:
+    """Return a text as bytes; half of a surrogate pair is no mistake here."""
+    return text.encode("utf-8", errors="surrogatepass")
 
 
 def _chain(space: bytes, turns: Iterable[Turn]) -> Iterator[bytes]:
     """Yield a name for each beginning of a conversation."""
     key = space
     for turn in turns:
-        text = turn.text.encode("utf-8", errors="surrogatepass")
+        text = _utf8(turn.text)
         role = turn.role.encode()
         head = struct.pack("<IQ", len(role), len(text))
         key = blake3(key + head + role + text).digest()

@@ -10,10 +10,11 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from pie.index.contract import PlaceRecord
 from pie.router.errors import TokenizerMismatchError
@@ -25,8 +26,14 @@ from pie.tokens.tokenizer import Tokenizer
 
 log = logging.getLogger("pie.router.models")
 
+T = TypeVar("T")
+
 _RETRY_S = 5.0
 """How long a tokenizer that could not be loaded is left alone."""
+_MOST_IDLE_TOKENIZERS = 4
+"""Kept for workers that come back."""
+_MOST_PAST_NAMES = 1000
+"""Names that nobody serves any more of which it is known that somebody did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +127,8 @@ class ModelCatalog:
         wanted = {record.tokenizer_digest for group in by_name.values() for record in group}
         for digest in [digest for digest in self._failed if digest not in wanted]:
             del self._failed[digest]
+        _forget(self._makers, wanted, _MOST_IDLE_TOKENIZERS)
+        _forget(self._created, by_name.keys(), _MOST_PAST_NAMES)
 
     async def close(self) -> None:
         """Wait for tokenizers that are being loaded."""
@@ -142,16 +151,26 @@ class ModelCatalog:
         try:
             maker = await loop.run_in_executor(self._threads, self._read, record)
         except (TokensError, TokenizerMismatchError, OSError) as error:
-            reason = f"worker {record.place}: {error}"
-            if digest not in self._failed:
-                log.warning("cannot serve %s: %s", record.model_name, reason)
-            self._failed[digest] = (time.monotonic(), reason)
+            self._fail(record, str(error))
+        # A folder may hold anything, and a tokenizer is foreign code: one that fails in a way that
+        # nobody thought of is said and left alone as well.
+        except Exception as error:
+            log.exception("the tokenizer of worker %s failed", record.place)
+            self._fail(record, f"{type(error).__name__}: {error}")
         else:
             self._failed.pop(digest, None)
             self._makers[digest] = maker
         finally:
             del self._loads[digest]
         self._on_change()
+
+    def _fail(self, record: PlaceRecord, why: str) -> None:
+        """Note that a tokenizer could not be loaded."""
+        digest = record.tokenizer_digest
+        reason = f"worker {record.place}: {why}"
+        if digest not in self._failed:
+            log.warning("cannot serve %s: %s", record.model_name, reason)
+        self._failed[digest] = (time.monotonic(), reason)
 
     def _read(self, record: PlaceRecord) -> PromptMaker:
         """Load tokenizer and template and hold them to the worker's digest."""
@@ -169,3 +188,14 @@ class ModelCatalog:
             thread_bytes=self._thread_bytes,
             threads=self._threads,
         )
+
+
+def _forget(known: dict[str, T], wanted: Collection[str], most: int) -> None:
+    """Leave out what is not wanted, but for the latest."""
+    for name in wanted:
+        if name in known:
+            # The last ones are those that were wanted last.
+            known[name] = known.pop(name)
+    idle = len(known) - sum(name in known for name in wanted)
+    for name in list(known)[: max(0, idle - most)]:
+        del known[name]

@@ -19,7 +19,8 @@ _PLACE_HEADER = {
     "in": "header",
     "required": False,
     "schema": {"type": "string"},
-    "description": "Name of the one worker that may answer; for tools and tests.",
+    "description": "Name of the one worker that may answer; for tools and tests. Refused where "
+    "`router.allow_place_header` is off.",
 }
 
 

@@ -13,7 +13,8 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TypeVar
 
-from pie.page.key import pack_tokens
+import msgspec
+
 from pie.router.errors import ApiError, invalid
 from pie.router.memory import AnswerMemory, Turn
 from pie.tokens.detokenizer import Detokenizer
@@ -27,6 +28,9 @@ _PROBE_CHARS = 8
 """Characters for each token of the context that are tokenised first when a text has more: English
 has four to five characters a token, so that a far too long text is told from its beginning."""
 
+_THREAD_IDS = 1024
+"""Ids of an answer that are turned to text here; more, at 2 µs each, are left to a thread."""
+
 _CONTEXT_IDS = 64
 """Ids of the prompt that the first characters of an answer may depend on, and more."""
 
@@ -39,18 +43,14 @@ class Prompt:
     turns: tuple[Turn, ...] = ()
     rendered: str = ""
     space: bytes = b""
-
-    @property
-    def packed(self) -> bytes:
-        """The ids as they travel."""
-        return pack_tokens(self.ids)
+    """What keeps its remembered answers apart from those of other models and salts."""
 
 
 class PromptMaker:
-    """Makes prompts for one model.
+    """Makes prompts for the models that share a tokenizer.
 
     Args:
-        tokenizer: The model's.
+        tokenizer: The models'.
         template: Its chat template; None where it has none.
         memory: Remembers answers.
         thread_bytes: Longer texts are tokenised by `threads`, so that no stream waits for them.
@@ -71,16 +71,15 @@ class PromptMaker:
         self._memory = memory
         self._thread_bytes = thread_bytes
         self._threads = threads
-        self._space = tokenizer.digest.encode()
         # A text that goes on with one of these is tokenised the same whatever stood before it.
         self._breaks = tuple(
             token for id_ in tokenizer.special_ids if (token := tokenizer.token(id_))
         )
 
     async def conversation(
-        self, turns: tuple[Turn, ...], *, salt: str | None, context_tokens: int
+        self, turns: tuple[Turn, ...], *, model: str, salt: str | None, context_tokens: int
     ) -> Prompt:
-        """Return the prompt of a conversation.
+        """Return the prompt of a conversation with a model.
 
         Raises:
             ApiError: The template does not take it, or it is longer than the context.
@@ -88,7 +87,10 @@ class PromptMaker:
         if self._template is None:
             raise invalid("model: has no chat template; use /v1/completions", "model")
         size = sum(len(turn.text) for turn in turns)
-        return await self._run(size, lambda: self._conversation(turns, salt, context_tokens))
+        space = _space(self.tokenizer.digest, model, salt)
+        return await self._run(
+            size > self._thread_bytes, lambda: self._conversation(turns, space, context_tokens)
+        )
 
     async def text(self, text: str, *, context_tokens: int) -> Prompt:
         """Return the prompt of a plain text.
@@ -96,7 +98,9 @@ class PromptMaker:
         Raises:
             ApiError: It is longer than the context, or has no tokens.
         """
-        return await self._run(len(text), lambda: self._text(text, context_tokens))
+        return await self._run(
+            len(text) > self._thread_bytes, lambda: self._text(text, context_tokens)
+        )
 
     def tokens(self, ids: Sequence[int], *, context_tokens: int, vocab_size: int) -> Prompt:
         """Return the prompt of token ids.
@@ -112,11 +116,14 @@ class PromptMaker:
             raise invalid(f"prompt: token ids are at least 0 and below {vocab_size}", "prompt")
         return Prompt(array("I", ids))
 
-    def remember(self, prompt: Prompt, text: str, output_ids: Sequence[int]) -> None:
+    async def remember(self, prompt: Prompt, text: str, output_ids: Sequence[int]) -> None:
         """Keep the ids of an answer, where the text that a client saw is just what they spell."""
         if not prompt.rendered or not text:
             return
         ids = array("I", output_ids)
+        await self._run(len(ids) > _THREAD_IDS, lambda: self._remember(prompt, text, ids))
+
+    def _remember(self, prompt: Prompt, text: str, ids: array[int]) -> None:
         special = self.tokenizer.special_ids
         if ids and ids[-1] in special:
             ids.pop()
@@ -147,15 +154,13 @@ class PromptMaker:
             pieces.append(detokenizer.flush())
         return count if "".join(pieces) == text else None
 
-    async def _run(self, chars: int, work: Callable[[], T]) -> T:
+    async def _run(self, long: bool, work: Callable[[], T]) -> T:
         """Do short work here and long work in a thread."""
-        if chars <= self._thread_bytes:
+        if not long:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    def _conversation(
-        self, turns: tuple[Turn, ...], salt: str | None, context_tokens: int
-    ) -> Prompt:
+    def _conversation(self, turns: tuple[Turn, ...], space: bytes, context_tokens: int) -> Prompt:
         assert self._template is not None
         try:
             rendered = self._template.render(
@@ -163,7 +168,6 @@ class PromptMaker:
             )
         except TemplateError as error:
             raise invalid(f"messages: {error}", "messages") from error
-        space = self._space if salt is None else self._space + b"/" + salt.encode()
         known = self._memory.recall(space, turns, rendered)
         if known is not None and rendered.startswith(self._breaks, known.chars):
             rest = self._encode(
@@ -198,6 +202,11 @@ class PromptMaker:
             return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
         except TextError as error:
             raise invalid(f"{param}: {error}", param) from error
+
+
+def _space(digest: str, model: str, salt: str | None) -> bytes:
+    """Return what keeps remembered answers apart; no two differ alike."""
+    return msgspec.msgpack.encode((digest, model, salt))
 
 
 def too_long(param: str, context_tokens: int, tokens: int, *, at_least: bool = False) -> ApiError:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import logging
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import cast
 
 import uvicorn
 
@@ -25,6 +27,7 @@ from pie.router.answer import Answerer
 from pie.router.app import RouterApp
 from pie.router.census import Census, CensusTaker
 from pie.router.choice import Chooser
+from pie.router.connection import Connection, Door
 from pie.router.dispatch import Dispatcher
 from pie.router.errors import AddressUnusableError, PortBusyError, unavailable
 from pie.router.gate import Gate
@@ -63,6 +66,7 @@ class RouterService:
         index: The index's settings (key prefix, timings); its own `url` is not read.
         routing: Chooses workers; the built-in cost route where None.
         wire: Limits of connections to workers.
+        secret: 32 bytes that all of the cluster share; keys the tags of tenants.
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class RouterService:
         index: IndexSettings | None = None,
         routing: RoutingPolicy | None = None,
         wire: WireSettings | None = None,
+        secret: bytes | None = None,
     ) -> None:
         self.settings = settings
         self.metrics = RouterMetrics()
@@ -93,6 +98,7 @@ class RouterService:
             Chooser(self._mirror, routing, self.metrics),
             settings,
             self.metrics,
+            secret=secret,
         )
         self._census = CensusTaker(self._mirror, self._workers, wire)
         self._answerer = Answerer(dispatcher, self.metrics)
@@ -117,7 +123,10 @@ class RouterService:
         self._server = _Server(
             uvicorn.Config(
                 app.asgi(),
-                http="httptools",
+                http=cast(
+                    type[asyncio.Protocol],
+                    functools.partial(Connection, door=Door(settings, self.metrics)),
+                ),
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -203,14 +212,18 @@ class RouterService:
         """Hold workers and models against the mirror, for ever."""
         while True:
             await asyncio.sleep(_LOOK_S)
-            try:
-                self._look()
-            except Exception:
-                log.exception("workers could not be brought up to date")
+            self._look()
 
     def _look(self) -> None:
+        """Hold workers and models against the mirror once."""
         if self._closed:
             return
+        try:
+            self._sync()
+        except Exception:
+            log.exception("workers could not be brought up to date")
+
+    def _sync(self) -> None:
         records = [
             record
             for record in self._mirror.places().values()

@@ -32,6 +32,17 @@ class RouterSettings(BaseModel):
         ge=1,
         description="Sequences in flight at this router; one more is answered 429.",
     )
+    max_connections: int = Field(
+        default=512,
+        ge=1,
+        description="Clients' connections at a time. One more takes the place of one that is idle, "
+        "and is answered 503 where none is.",
+    )
+    max_head_bytes: ByteSize = Field(
+        default=ByteSize(64 * 1024),
+        gt=0,
+        description="Largest request line and headers together; larger ones are refused with 431.",
+    )
     max_body_bytes: ByteSize = Field(
         default=ByteSize(16 * 1024 * 1024),
         gt=0,
@@ -46,17 +57,28 @@ class RouterSettings(BaseModel):
     max_prompts: int = Field(
         default=64, ge=1, description="Most prompts in one completion request."
     )
-    max_stop_strings: int = Field(default=16, ge=1, description="Most strings in `stop`.")
+    max_stop_strings: int = Field(default=16, ge=1, le=256, description="Most strings in `stop`.")
     max_logprobs: int = Field(
-        default=20, ge=0, description="Most likely tokens that a request may ask for a position."
+        default=20,
+        ge=0,
+        le=256,
+        description="Most likely tokens that a request may ask for a position.",
     )
     default_completion_tokens: int = Field(
         default=16,
         ge=1,
         description="`max_tokens` of a `/v1/completions` request that names none.",
     )
+    head_timeout_s: float = Field(
+        default=10.0,
+        gt=0,
+        description="Longest time from a connection, or a request's first byte, to the end of its headers.",
+    )
     body_timeout_s: float = Field(
         default=30.0, gt=0, description="Longest wait for the next part of a request's body."
+    )
+    body_total_timeout_s: float = Field(
+        default=300.0, gt=0, description="Longest time that a request's body may take as a whole."
     )
     request_timeout_s: float = Field(
         default=900.0, gt=0, description="Longest time from a request to its last token."
@@ -84,6 +106,11 @@ class RouterSettings(BaseModel):
     retry_after_s: float = Field(
         default=2.0, gt=0, description="`Retry-After` of an answer that does not know better."
     )
+    allow_place_header: bool | None = Field(
+        default=None,
+        description="Whether a request may name its worker (`x-pie-place`), which is for tools and tests. "
+        "Unset allows it on loopback alone.",
+    )
     max_workers_connected: int = Field(
         default=256, ge=1, description="Workers that this router keeps a connection to."
     )
@@ -100,6 +127,13 @@ class RouterSettings(BaseModel):
     index_ready_timeout_s: float = Field(
         default=30.0, gt=0, description="Longest wait at the start for the index to be read."
     )
+
+    @property
+    def takes_place_header(self) -> bool:
+        """Whether a request may name its worker."""
+        if self.allow_place_header is None:
+            return is_loopback(self.host)
+        return self.allow_place_header
 
     @model_validator(mode="after")
     def _token_beyond_loopback(self) -> RouterSettings:

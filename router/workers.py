@@ -53,10 +53,12 @@ class WorkerSet:
     def sync(self, records: Iterable[PlaceRecord]) -> None:
         """Connect to workers that came and let go of those that went."""
         seen: set[PlaceId] = set()
+        starts: set[tuple[PlaceId, int]] = set()
         for record in records:
             if record.kind is not PlaceKind.WORKER or record.model_root is None:
                 continue
             seen.add(record.place)
+            starts.add((record.place, record.epoch))
             link = self._links.get(record.place)
             if link is not None:
                 same = (record.epoch, record.address) == (link.record.epoch, link.record.address)
@@ -65,6 +67,7 @@ class WorkerSet:
                     continue
                 self._drop(record.place)
             self._add(record)
+        self._refused &= starts
         for place in [place for place in self._links if place not in seen]:
             # Its record may have run out while Redis was slow: what runs there goes on.
             link = self._links[place]

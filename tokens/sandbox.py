@@ -1,25 +1,27 @@
 """The jinja2 environment that chat templates run in.
 
-Covers what a template may use and the limits that end it. Does not cover which template a model
-has or what it is given (`pie.tokens.template`).
+Covers what a template may use, and that each of its operations asks before it works. Does not
+cover the limits (`pie.tokens.limits`), what filters and methods ask (`pie.tokens.filters`,
+`pie.tokens.methods`), or which template a model has and what it is given
+(`pie.tokens.template`).
 
 Filters, globals and syntax are those that transformers gives templates, so that a template
-renders the same text. On top, a rendering counts: a template, which comes with a model from who
-knows where, cannot keep a router busy for ever.
+renders the same text. On top, a template, which comes with a model from who knows where, cannot
+keep a router busy or fill its memory:
 
 - every turn of a loop and every call of a macro is a step, and steps are limited;
-- `range` gives 100,000 numbers at most (jinja2's own limit);
-- the text, and any string or list that `+`, `~` or `*` make, is limited in length; so are
-  the bits of `**`.
+- operators, comparisons, slices, filters, methods and output refuse what would be too large, and
+  count what they make;
+- `range` gives 100,000 numbers at most (jinja2's own limit).
+
+What is missing for that reason: `lipsum`, encodings other than UTF-8 and its like, and methods
+that no template has use for, such as `str.translate` and `int.to_bytes`.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Sized
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
+import types
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -29,65 +31,31 @@ import jinja2.ext
 import jinja2.sandbox
 import jinja2.utils
 from jinja2 import nodes
+from jinja2.nodes import EvalContext
 from jinja2.parser import Parser
-from jinja2.runtime import Context
-from jinja2.visitor import NodeTransformer
+from jinja2.runtime import Context, markup_join
+from markupsafe import Markup
 
+from pie.tokens.counting import Counted
 from pie.tokens.errors import TemplateLimitError, TemplateRefusedError
+from pie.tokens.filters import compared, guarded_filter, guarded_test, listed, to_json
+from pie.tokens.formatting import ESCAPE_FACTOR, EscapingFormatter, Formatter, check_percent
+from pie.tokens.limits import check_bits, current
+from pie.tokens.methods import check_method, is_allowed
+from pie.tokens.weight import length, weigh
 
 Clock = Callable[[], datetime]
 """Tells the local time, for templates that write today's date."""
 
-_STEP = "__pie_step"
-_JOINED = "__pie_joined"
-
-
-@dataclass(frozen=True, slots=True)
-class TemplateLimits:
-    """What one rendering may take."""
-
-    steps: int = 1_000_000
-    """Turns of loops and calls of macros; a million take about a second."""
-    output_chars: int = 16 * 1024 * 1024
-    """Length of the text, and of any string or list on the way to it."""
-
-
-@dataclass(slots=True)
-class _Run:
-    """One rendering."""
-
-    limits: TemplateLimits
-    steps: int = 0
-
-
-_run: ContextVar[_Run] = ContextVar("pie_template_run")
-
-
-@contextmanager
-def limited(limits: TemplateLimits) -> Iterator[None]:
-    """Count what is rendered within, by this thread or task, against `limits`."""
-    token = _run.set(_Run(limits))
-    try:
-        yield
-    finally:
-        _run.reset(token)
-
-
-def check_size(chars: int) -> None:
-    """Refuse a text or list of this length.
-
-    Raises:
-        TemplateLimitError: It is longer than a rendering may be.
-    """
-    limit = _run.get().limits.output_chars
-    if chars > limit:
-        raise TemplateLimitError(f"The chat template made a text of more than {limit} characters.")
+_SLOT_BYTES = 8
+_FORMAT_CHARS = 1024
+_REFUSAL_CHARS = 1000
 
 
 class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     """A sandbox with what chat templates expect, and with limits.
 
-    Render within `limited`.
+    Render within `pie.tokens.limits.limited`.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -95,25 +63,52 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=[_Generation, jinja2.ext.loopcontrols],
+            # Nothing is worked out before a rendering counts.
+            optimized=False,
+            finalize=_written,
         )
-        self.intercepted_binops = frozenset({"+", "*", "**"})
-        self.filters["tojson"] = _to_json
+        self.intercepted_binops = frozenset({"+", "-", "*", "%", "**"})
+        self.filters["tojson"] = to_json
+        self.filters = {name: guarded_filter(name, work) for name, work in self.filters.items()}
+        self.tests = {name: guarded_test(name, work) for name, work in self.tests.items()}
+        del self.globals["lipsum"]
         self.globals["raise_exception"] = _raise_exception
-        self.globals["strftime_now"] = lambda format_: clock().strftime(format_)
+        self.globals["strftime_now"] = _Today(clock)
         self.globals["dict"] = _Dict()
         self.globals["namespace"] = _Namespace
-        self.globals[_STEP] = _step
-        self.globals[_JOINED] = _joined
+        self.concat = _concatenated  # type: ignore[method-assign]
+        self.pie_step = _step
+        self.pie_joined = _joined
+        self.pie_made = _made
+        self.pie_key = _key
+        self.pie_compared = _compared
+        self.pie_searched = _searched
+        self.pie_sliced = _sliced
 
     def compile_chat(self, source: str) -> jinja2.Template:
-        """Compile a template, with a step counted in every loop and macro.
+        """Compile a template, with its operations counted.
 
         Raises:
             jinja2.TemplateSyntaxError: It does not compile.
         """
-        tree = _Counted().visit(self.parse(source))
+        tree = Counted().visit(self.parse(source))
         tree.set_environment(self)
         return self.from_string(tree)
+
+    def call(
+        self,
+        context: Context,
+        obj: Any,  # noqa: ANN401
+        /,
+        *args: Any,  # noqa: ANN401
+        **named: Any,  # noqa: ANN401
+    ) -> Any:  # noqa: ANN401
+        """Call what a template calls, unless that would make or read too much."""
+        if isinstance(obj, types.FunctionType) and obj in _OWN:
+            return obj(*args)
+        current().tick()
+        args = check_method(obj, args, named)
+        return current().note(super().call(context, obj, *args, **named))
 
     def call_binop(
         self,
@@ -123,49 +118,37 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         right: Any,  # noqa: ANN401
     ) -> Any:  # noqa: ANN401
         """Work out a binary operation, unless its result would be too large."""
-        if operator == "**":
-            if isinstance(left, int) and isinstance(right, int):
-                check_size(left.bit_length() * right)
-        elif operator == "+":
-            check_size(_length(left) + _length(right))
-        else:
-            for sized, times in ((left, right), (right, left)):
-                if isinstance(times, int):
-                    check_size(_length(sized) * times)
-        return super().call_binop(context, operator, left, right)
+        _BINARY_CHECKS[operator](left, right)
+        return current().note(super().call_binop(context, operator, left, right))
 
+    def getitem(self, obj: Any, argument: Any) -> Any:  # noqa: ANN401
+        """Return an item, its key looked at first."""
+        if not isinstance(argument, str | int):
+            _key(argument)
+        return super().getitem(obj, argument)
 
-class _Counted(NodeTransformer):
-    """Puts a step into every loop and macro, and a limit on every `~`."""
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:  # noqa: ANN401
+        """Whether a template may use an attribute, which must be among those allowed."""
+        return super().is_safe_attribute(obj, attr, value) and is_allowed(obj, attr)
 
-    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802
-        return self._with_step(node)
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:  # noqa: ANN401
+        """Return a limited `str.format` or `str.format_map`, where `value` is one of them."""
+        if super().wrap_str_format(value) is None:
+            return None
+        text: str = value.__self__
+        is_map = value.__name__ == "format_map"
 
-    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:  # noqa: N802
-        return self._with_step(node)
+        def formatted(*args: Any, **named: Any) -> str:  # noqa: ANN401
+            given: Any = named
+            if is_map:
+                (given,), args = args, ()
+            if isinstance(text, Markup):
+                formatter = EscapingFormatter(self, escape=text.escape)
+                # The formatter escapes what it puts in.
+                return Markup(formatter.vformat(text, args, given))  # noqa: S704
+            return Formatter(self).vformat(text, args, given)
 
-    def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:  # noqa: N802
-        return self._with_step(node)
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
-        self.generic_visit(node)
-        return _call(_JOINED, node.nodes, node.lineno)
-
-    def _with_step(self, node: nodes.For | nodes.Macro | nodes.CallBlock) -> nodes.Node:
-        self.generic_visit(node)
-        if isinstance(node, nodes.For) and node.test is not None:
-            # What the test leaves out takes time too.
-            step = _call(_STEP, [], node.lineno)
-            node.test = nodes.And(step, node.test, lineno=node.lineno)
-            return node
-        node.body.insert(0, nodes.ExprStmt(_call(_STEP, [], node.lineno), lineno=node.lineno))
-        return node
-
-
-def _call(name: str, arguments: list[nodes.Expr], lineno: int) -> nodes.Call:
-    """Return the call of a global function."""
-    function = nodes.Name(name, "load", lineno=lineno)
-    return nodes.Call(function, arguments, [], None, None, lineno=lineno)
+        return formatted
 
 
 class _Generation(jinja2.ext.Extension):
@@ -188,11 +171,18 @@ class _Dict:
     """`dict` without the attributes of a class."""
 
     def __call__(self, *args: Any, **items: Any) -> dict[Any, Any]:  # noqa: ANN401
-        return dict(*args, **items)
+        return dict(*map(_pairs, args), **items)
 
     def fromkeys(self, *args: Any) -> dict[Any, Any]:  # noqa: ANN401
         """`dict.fromkeys`."""
-        return dict.fromkeys(*args)
+        return dict.fromkeys(*map(_pairs, args))
+
+
+def _pairs(values: Any) -> Any:  # noqa: ANN401
+    """What a dictionary is made of."""
+    values = listed(values)
+    weigh(values)
+    return values
 
 
 class _Namespace(jinja2.utils.Namespace):
@@ -201,7 +191,7 @@ class _Namespace(jinja2.utils.Namespace):
     def __init__(*args: Any, **attributes: Any) -> None:  # noqa: ANN401
         # `self` may be the name of an attribute.
         self, *rest = args
-        made = dict(*rest, **attributes)
+        made = dict(*map(_pairs, rest), **attributes)
         for name in made:
             _check_attribute(name)
         jinja2.utils.Namespace.__init__(self, made)
@@ -216,44 +206,146 @@ def _check_attribute(name: object) -> None:
         raise jinja2.exceptions.SecurityError(f"a namespace has no attribute {name!r}")
 
 
+def _add(left: object, right: object) -> None:
+    if isinstance(left, str) or isinstance(right, str):
+        escaped = hasattr(left, "__html__") or hasattr(right, "__html__")
+        chars = _chars(left) + _chars(right)
+        current().check_size(chars * (ESCAPE_FACTOR if escaped else 1))
+    else:
+        current().check_size(_SLOT_BYTES * (_slots(left) + _slots(right)))
+
+
+def _subtract(left: object, right: object) -> None:
+    for value in (left, right):
+        if not isinstance(value, int | float):
+            # Keys of dictionaries: their difference is a set.
+            weigh(value)
+
+
+def _multiply(left: object, right: object) -> None:
+    if isinstance(left, int) and isinstance(right, int):
+        check_bits(left.bit_length() + right.bit_length() - 1)
+    for sized, times in ((left, right), (right, left)):
+        if isinstance(times, int):
+            each = _chars(sized) or _SLOT_BYTES * _slots(sized)
+            current().check_size(each * max(0, times))
+
+
+def _remainder(left: object, right: object) -> None:
+    if isinstance(left, bytes):
+        raise TypeError("a template formats text, not bytes")
+    if isinstance(left, str):
+        check_percent(left, right)
+
+
+def _power(left: object, right: object) -> None:
+    if isinstance(left, int) and isinstance(right, int) and right > 0 and abs(left) > 1:
+        # 2 has two bits, its square three.
+        check_bits((left.bit_length() - 1) * right)
+
+
+_BINARY_CHECKS: Mapping[str, Callable[[Any, Any], None]] = {
+    "+": _add,
+    "-": _subtract,
+    "*": _multiply,
+    "%": _remainder,
+    "**": _power,
+}
+
+
+def _chars(value: object) -> int:
+    return len(value) if isinstance(value, str | bytes) else 0
+
+
+def _slots(value: object) -> int:
+    return len(value) if isinstance(value, bytes | list | tuple) else 0
+
+
+@jinja2.pass_eval_context
+def _written(_: EvalContext, value: object) -> object:
+    """Return what an expression puts out, unless it is too long."""
+    current().check_size(length(value))
+    return value if isinstance(value, str) else current().note(str(value))
+
+
+def _concatenated(pieces: Iterable[str]) -> str:
+    """Join what a block has put out."""
+    listed = pieces if isinstance(pieces, list) else list(pieces)
+    current().check_size(sum(map(len, listed)))
+    return current().note("".join(listed))
+
+
 def _step() -> bool:
-    """Count a turn of a loop or a call of a macro; true, so that a test can begin with it."""
-    run = _run.get()
-    run.steps += 1
-    if run.steps > run.limits.steps:
-        raise TemplateLimitError(
-            f"The chat template took more than {run.limits.steps} steps; it may never end."
-        )
-    return True
+    return current().step()
 
 
-def _joined(*parts: object) -> str:
+@jinja2.pass_eval_context
+def _joined(context: EvalContext, *parts: object) -> str:
     """`~` with a limit."""
-    texts = [str(part) for part in parts]
-    check_size(sum(map(len, texts)))
-    return "".join(texts)
+    run = current()
+    chars = 0
+    for part in parts:
+        chars += length(part)
+        run.check_size(chars)
+    if context.autoescape:
+        run.check_size(ESCAPE_FACTOR * chars)
+        return run.note(markup_join(parts))
+    return run.note("".join(map(str, parts)))
 
 
-def _length(value: object) -> int:
-    return len(value) if isinstance(value, Sized) else 0
+def _made(value: object) -> object:
+    """A list, tuple or dictionary that a template spells out."""
+    return current().note(value)
 
 
-def _raise_exception(message: str) -> NoReturn:
-    raise TemplateRefusedError(str(message))
+def _key(value: object) -> object:
+    """What is hashed: of a tuple, all of it."""
+    current().tick()
+    if isinstance(value, str):
+        return value
+    weigh(value, escaped=True)
+    return value
 
 
-def _to_json(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON as models have seen it: jinja2's own filter escapes what HTML would misread."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
+def _compared(value: object) -> object:
+    compared(value)
+    return value
+
+
+def _searched(value: object) -> object:
+    """What `in` looks through; a dictionary is not gone through."""
+    if not isinstance(value, dict):
+        compared(value)
+    return value
+
+
+def _sliced(value: Any, start: object, stop: object, step: object) -> object:  # noqa: ANN401
+    run = current()
+    run.check_size(_chars(value) + _SLOT_BYTES * _slots(value))
+    return run.note(value[start:stop:step])
+
+
+_OWN: frozenset[object] = frozenset({_step, _made, _key, _compared, _searched, _sliced})
+
+
+class _Today:
+    """`strftime_now`."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def __call__(self, format_: Any) -> str:  # noqa: ANN401
+        """Return the local time in a form."""
+        if len(format_) > _FORMAT_CHARS:
+            raise TemplateLimitError(
+                f"The chat template writes a date by a form of more than {_FORMAT_CHARS} characters."
+            )
+        return self._clock().strftime(format_)
+
+
+def _raise_exception(message: object) -> NoReturn:
+    length(message)
+    text = " ".join(str(message)[: 4 * _REFUSAL_CHARS].split())
+    raise TemplateRefusedError(
+        text[:_REFUSAL_CHARS] or "The chat template refuses this conversation."
     )

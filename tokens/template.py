@@ -18,15 +18,19 @@ from typing import NoReturn
 import jinja2
 import jinja2.meta
 
-from pie.tokens.errors import TemplateError, TokensError
+from pie.tokens.errors import TemplateError, TemplateLimitError, TokensError
 from pie.tokens.files import DEFAULT_TEMPLATE, TOOL_TEMPLATE, TokenFiles
-from pie.tokens.sandbox import ChatEnvironment, Clock, TemplateLimits, check_size, limited
+from pie.tokens.limits import TemplateLimits, limited
+from pie.tokens.sandbox import ChatEnvironment, Clock
 
 Message = Mapping[str, object]
 
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 """Names that a message's reasoning goes by; templates read the first, some the second."""
 
+_SOURCE_CHARS = 256 * 1024
+"""Length of a template, many times that of the longest in use; it takes seconds to compile."""
+_REASON_CHARS = 300
 _SCALARS = (str, int, float, bool)
 
 
@@ -65,13 +69,22 @@ class ChatTemplate:
         self._compiled: dict[str, jinja2.Template] = {}
         variables: set[str] = set()
         for name, source in templates.items():
+            if len(source) > _SOURCE_CHARS:
+                raise TemplateError(
+                    f"The chat template {name!r} is longer than {_SOURCE_CHARS} characters."
+                )
             try:
                 variables |= jinja2.meta.find_undeclared_variables(environment.parse(source))
                 self._compiled[name] = environment.compile_chat(source)
             except jinja2.TemplateSyntaxError as error:
                 raise TemplateError(
                     f"The chat template {name!r} has a mistake in line {error.lineno}: "
-                    f"{str(error.message).rstrip('.')}."
+                    f"{_sentence(str(error.message))}"
+                ) from error
+            # What is nested too deep fails in Python's compiler, each release in its own way.
+            except (RecursionError, SyntaxError, MemoryError, ValueError) as error:
+                raise TemplateError(
+                    f"The chat template {name!r} does not compile: {_compile_reason(error)}"
                 ) from error
         self.names = tuple(self._compiled)
         self.variables = frozenset(variables)
@@ -120,29 +133,46 @@ class ChatTemplate:
         """
         if not messages:
             raise TemplateError("A conversation needs at least one message.")
-        given: dict[str, object] = {
-            **self._special_tokens,
-            **{name: _plain(value) for name, value in variables.items()},
-            "messages": [_message(message) for message in messages],
-            "tools": _plain(tools),
-            "documents": _plain(variables.get("documents")),
-            "add_generation_prompt": add_generation_prompt,
-        }
+        try:
+            given = self._given(messages, tools, variables)
+        except RecursionError as error:
+            raise TemplateError("The conversation is nested too deep.") from error
+        given["add_generation_prompt"] = add_generation_prompt
         template = self._choose(with_tools=tools is not None)
         pieces: list[str] = []
         chars = 0
         try:
-            with limited(self._limits):
+            with limited(self._limits) as run:
                 for piece in template.generate(given):
                     chars += len(piece)
-                    check_size(chars)
+                    run.check_size(chars)
                     pieces.append(piece)
+        except TemplateLimitError as error:
+            line = _line(error.__traceback__)
+            if line is None:
+                raise
+            raise TemplateLimitError(f"{str(error).rstrip('.')} (line {line}).") from error
         except TokensError:
             raise
         # A template is a program: it can raise whatever Python can.
         except Exception as error:  # noqa: BLE001
             _fail(error)
         return "".join(pieces)
+
+    def _given(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Message] | None,
+        variables: Mapping[str, object],
+    ) -> dict[str, object]:
+        """Return what the template may read."""
+        return {
+            **self._special_tokens,
+            **{name: _plain(value) for name, value in variables.items()},
+            "messages": [_message(message) for message in messages],
+            "tools": _plain(tools),
+            "documents": _plain(variables.get("documents")),
+        }
 
     def _choose(self, *, with_tools: bool) -> jinja2.Template:
         """Return the template to use."""
@@ -189,15 +219,35 @@ def _value(scalar: str | float) -> str | float:
 
 def _fail(error: Exception) -> NoReturn:
     """Raise a template's failure as one sentence."""
-    if isinstance(error, jinja2.TemplateError):
-        reason = error.message or type(error).__name__
-    elif isinstance(error, RecursionError):
-        reason = "a macro calls itself without end"
-    else:
-        reason = f"{type(error).__name__}: {error}"
     line = _line(error.__traceback__)
     where = f" in line {line}" if line is not None else ""
-    raise TemplateError(f"The chat template failed{where}: {reason.rstrip('.')}.") from error
+    raise TemplateError(f"The chat template failed{where}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """Return what a person is told of an error, in one line and with a full stop."""
+    if isinstance(error, jinja2.TemplateError):
+        return _sentence(error.message or type(error).__name__)
+    if isinstance(error, RecursionError):
+        return "something is nested too deep, or a macro calls itself without end."
+    if isinstance(error, MemoryError):
+        return "it takes too much memory."
+    return _sentence(f"{type(error).__name__}: {error}")
+
+
+def _compile_reason(error: Exception) -> str:
+    """Return why a template does not compile; a line would be one of the Python made of it."""
+    if isinstance(error, RecursionError | MemoryError):
+        return "something is nested too deep."
+    return _sentence(error.msg if isinstance(error, SyntaxError) else str(error))
+
+
+def _sentence(text: str) -> str:
+    """Return `text` short and in one line; errors quote what they stumbled over."""
+    words = " ".join(text[: 2 * _REASON_CHARS].split())
+    if len(words) > _REASON_CHARS:
+        words = f"{words[:_REASON_CHARS]}…"
+    return f"{words.rstrip('.')}."
 
 
 def _line(traceback: TracebackType | None) -> int | None:

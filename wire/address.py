@@ -43,17 +43,17 @@ def check_address(address: str) -> None:
         )
 
 
-def check_listen_address(address: str, *, allow_remote: bool) -> None:
-    """Refuse to listen on what is no address, or is reachable from elsewhere unasked.
+def check_listen_address(address: str) -> None:
+    """Refuse to listen on what is no address, or is reachable from elsewhere.
 
     Raises:
         AddressError: See above.
     """
     check_address(address)
-    if not allow_remote and not is_local(address):
+    if not is_local(address):
         raise AddressError(
             f"{address} is reachable from other hosts, and the wire is not encrypted: listen on "
-            "127.0.0.1, or allow it where the network is trusted."
+            "127.0.0.1 or a path."
         )
 
 

@@ -56,21 +56,18 @@ class WireClient:
         on_message: OnMessage | None = None,
         on_gone: Callable[[], None] | None = None,
         on_up: Callable[[Epoch], None] | None = None,
-        auto_credit: bool = True,
         settings: WireSettings | None = None,
     ) -> None:
         """Prepare a client; it connects from `start` on.
 
         Args:
             address: What `WireServer.start` returned.
-            on_message: Takes what answers no request: `StepTokens`, and `Refused` for messages
-                that were sent with `send`.
+            on_message: Takes what answers no request: `StepTokens`, which count as handled when
+                it returns, and `Refused` for messages that were sent with `send`.
             on_gone: Called each time that the server goes: it ended, or its host, or it answers
                 no heartbeat. Requests that wait raise `PeerGone` by themselves.
             on_up: Called with the server's epoch each time that it answers after `start` or after
                 it was gone; the epoch tells a restart from a broken connection.
-            auto_credit: Whether `on_message` returning counts as having handled a `StepTokens`;
-                else `grant` does.
             settings: Limits.
 
         Raises:
@@ -81,7 +78,6 @@ class WireClient:
         self._on_message = on_message
         self._on_gone = on_gone
         self._on_up = on_up
-        self._auto_credit = auto_credit
         self._settings = settings or WireSettings()
         self._pending: dict[str, Answers] = {}
         self._window = Window(self._settings.inflight_requests, self._settings.inflight_bytes)
@@ -240,11 +236,6 @@ class WireClient:
             if answers is not None:
                 self._finish(request_id, loan)
 
-    def grant(self, messages: int = 1) -> None:
-        """Say that so many `StepTokens` have been handled. Only where `auto_credit` is off."""
-        assert not self._auto_credit, "Credit is given by itself."
-        self._credit(messages)
-
     async def _send(self, message: Message, loan: Loan, timeout_s: float | None) -> None:
         limit_s = self._settings.send_timeout_s if timeout_s is None else timeout_s
         await self._link.send(codec.encode(message), loan, limit_s)
@@ -286,10 +277,9 @@ class WireClient:
         elif isinstance(message, StepTokens):
             if message.epoch == self._link.epoch:
                 self._pass_on(message, frames)
-                self._credit(self._auto_credit)
             else:
                 self.counters.stale_epochs += 1
-                self._credit(1)
+            self._credit(1)
         elif isinstance(message, PageData):
             self.counters.late_answers += 1
             self._credit(1)

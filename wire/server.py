@@ -55,7 +55,6 @@ class WireServer:
         *,
         epoch: Epoch,
         on_peer: Callable[[Peer], None] | None = None,
-        allow_remote: bool = False,
         settings: WireSettings | None = None,
     ) -> None:
         """Prepare a server; it listens from `start` on.
@@ -65,13 +64,12 @@ class WireServer:
             handler: Carries out messages.
             epoch: This start of the place; messages for any other are refused.
             on_peer: Called with each client that says hello.
-            allow_remote: Whether the address may be reachable from other hosts.
             settings: Limits.
 
         Raises:
-            AddressError: The address is malformed, or is beyond loopback without `allow_remote`.
+            AddressError: The address is malformed, or is beyond loopback.
         """
-        check_listen_address(address, allow_remote=allow_remote)
+        check_listen_address(address)
         self.counters = WireCounters()
         self._address = address
         self._handler = handler

@@ -63,6 +63,12 @@ class WireSettings(BaseModel):
     max_handling_bytes: int = Field(
         default=1 << 30, ge=1, description="Payload bytes that a server handles at once."
     )
+    receive_queue_messages: int = Field(
+        default=1024,
+        ge=1,
+        description="Messages from one client that wait before a server takes them; each may be as "
+        "large as the largest frame. More than the windows of a well-behaved client hold.",
+    )
     max_header_bytes: int = Field(default=8 << 20, ge=1024, description="Largest header.")
     max_frame_bytes: int = Field(default=256 << 20, ge=1024, description="Largest payload frame.")
     max_frames: int = Field(default=4096, ge=1, description="Most payload frames of one message.")

@@ -23,10 +23,6 @@ from pie.wire.settings import WireSettings
 
 # Messages to one peer that wait in zmq. Credit allows 32 large ones; answers are small.
 _SEND_QUEUE = 1024
-# Messages from one peer that wait in zmq until the loop takes them. More than the windows of a
-# well-behaved peer hold, so that a loop that stalls for a while does not stall its transport too,
-# which would look like a dead host.
-_RECEIVE_QUEUE = 4096
 
 _MONITORED = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED | zmq.Event.MONITOR_STOPPED
 _EVENT = struct.Struct("=hi")
@@ -71,7 +67,9 @@ def watch(socket: zmq.Socket[bytes], on_event: Callable[[int], None]) -> Port:
 def _set_common(socket: zmq.Socket[bytes], settings: WireSettings) -> None:
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, _SEND_QUEUE)
-    socket.setsockopt(zmq.RCVHWM, _RECEIVE_QUEUE)
+    # More than the windows of a well-behaved peer hold, so that a loop that stalls for a while does
+    # not stall its transport too, which would look like a dead host.
+    socket.setsockopt(zmq.RCVHWM, settings.receive_queue_messages)
     # A larger frame ends the connection before it is taken into memory.
     socket.setsockopt(zmq.MAXMSGSIZE, max(settings.max_frame_bytes, settings.max_header_bytes))
     gone_ms = round(settings.gone_after_s * 1000)

@@ -81,6 +81,9 @@ class StepOutput:
     scores: Sequence[torch.Tensor | None]
     """For each pass, float32 `[layers, most query_heads of any layer, slots]`: attention that its last
     `scores_queries` tokens paid to each slot, summed over them; None where not asked for."""
+    finite: Sequence[bool] | None = None
+    """For each pass, whether all of its tokens came out as numbers; None where the logits of the
+    last one say so, because it attends to all the others in every layer."""
 
     def of(self, index: int) -> torch.Tensor:
         """Return the logits of pass `index`, `[rows, vocab_size]`; a view."""

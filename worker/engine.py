@@ -127,7 +127,9 @@ class Engine:
         self._submitted = 0
         self._times = StepTimes()
         self._counters = Counters()
-        self._report = StepReport(self._load())
+        self.load = self._load()
+        """As of the step under way; may be read from any thread."""
+        self._report = StepReport(self.load)
         self.status = self._status()
         """As of the last step; may be read from any thread."""
 
@@ -162,6 +164,7 @@ class Engine:
         now_s = self._clock()
         self._expire(now_s)
         plan = self._scheduler.plan(now_s, prefill_tokens=self._prefill_tokens())
+        self.load = self._load()
         for sequence in plan.loads:
             assert self._offload is not None
             self._offload.load(sequence, self._times.prefill)
@@ -173,7 +176,7 @@ class Engine:
             self._on_changes(changes)
         if self._debug and self.is_idle:
             self.check()
-        self.status = self._status()
+        self.load, self.status = self._load(), self._status()
         return bool(plan.chunks)
 
     def take_report(self) -> StepReport | None:
@@ -183,7 +186,7 @@ class Engine:
         told = report.deltas or report.refused or report.submitted != self._submitted
         if not told and not idle:
             return None
-        report.load = self._load()
+        report.load = self.load = self._load()
         report.submitted = self._submitted
         report.idle = idle
         self._report = StepReport(report.load, self._submitted)

@@ -44,6 +44,8 @@ _LONGEST_PAUSE_S = 30.0
 """How long no load is tried after one that brought nothing in its time; doubled each time."""
 _STALLED = 0.9
 """A load that took this part of its time was given up; event loops round to milliseconds."""
+_LEAST_LOAD_S = 0.1
+"""A load has this long at least, however fast computing is."""
 _LEAST_PAGES = 2
 """Fewer missing pages are computed: a round trip would cost more than it saves."""
 
@@ -110,7 +112,8 @@ class Offload:
         memory: The arena.
         names: What goes into headers.
         put: The engine's inbox.
-        limit_s: Longest load or store.
+        limit_s: Longest load or store, copying included; a page whose copy has begun is finished.
+        secret: 32 bytes that all of the cluster share, where pages are keyed with them.
     """
 
     def __init__(
@@ -121,13 +124,14 @@ class Offload:
         *,
         put: Callable[[Command], None],
         limit_s: float,
+        secret: bytes | None = None,
     ) -> None:
         self._pool = pool
         self._memory = memory
         self._names = names
         self._put = put
         self._limit_s = limit_s
-        self._checksum = Checksum()
+        self._checksum = Checksum(secret)
         self._loop = asyncio.get_running_loop()
         self._copies = concurrent.futures.ThreadPoolExecutor(1, "pie-copy")
         self._tasks: set[asyncio.Task[None]] = set()
@@ -164,7 +168,7 @@ class Offload:
             groups=tuple(group_keys(working_set.keys)[first : len(working_set.pages)]),
             deadline_s=min(
                 self._limit_s,
-                max(0.1, compute.seconds(sequence.missing)),
+                max(_LEAST_LOAD_S, compute.seconds(sequence.missing)),
             ),
         )
         self._loop.call_soon_threadsafe(self._spawn_load, job)
@@ -211,6 +215,7 @@ class Offload:
         """Fetch and write leading pages, group by group; return how many. Writing has ended then."""
         written = 0
         writing: asyncio.Future[int] | None = None
+        write_until = deadline - job.deadline_s + self._limit_s
         for start in range(0, len(job.keys), GROUP_PAGES):
             left_s = deadline - time.monotonic()
             if left_s <= 0 or job.sequence.state is SequenceState.FINISHED:
@@ -221,7 +226,7 @@ class Offload:
             if writing is not None:
                 written += await writing
             writing = self._loop.run_in_executor(
-                self._copies, self._write, job.slots[start : start + len(run)], run
+                self._copies, self._write, job.slots[start : start + len(run)], run, write_until
             )
             if len(run) < end - start:
                 break
@@ -258,8 +263,12 @@ class Offload:
             and part.payload.nbytes == layout.part_bytes(header.part)
         )
 
-    def _write(self, slots: Many[PageSlot], pages: Many[tuple[StoredPage, ...]]) -> int:
+    def _write(
+        self, slots: Many[PageSlot], pages: Many[tuple[StoredPage, ...]], until_s: float
+    ) -> int:
         for count, (slot, page) in enumerate(zip(slots, pages, strict=True)):
+            if time.monotonic() > until_s:
+                return count
             try:
                 for part in page:
                     self._memory.load(slot, part.header.part, part.payload)
@@ -270,24 +279,31 @@ class Offload:
 
     async def _run_store(self, batch: tuple[PageToStore, ...]) -> None:
         stored = 0
+        now_s = time.monotonic()
+        # What is copied must be sent too: half of the time for each.
+        copy_until_s, until_s = now_s + self._limit_s / 2, now_s + self._limit_s
         try:
-            # Not under a limit: as long as the thread copies, the pages must stay pinned.
-            copied = await self._loop.run_in_executor(self._copies, self._read, batch)
-            async with asyncio.timeout(2 * self._limit_s):
-                stored = await self._send(batch, copied)
+            # Not cut short: as long as the thread copies, the pages must stay pinned.
+            copied = await self._loop.run_in_executor(self._copies, self._read, batch, copy_until_s)
+            stored = await self._send(batch, copied, until_s - time.monotonic())
         except Exception:
             log.exception("storing pages in the pool failed")
         self._put(StoreEnded(stored))
 
     async def _send(
-        self, batch: Many[PageToStore], copied: Many[tuple[PageHeader, memoryview]]
+        self,
+        batch: Many[PageToStore],
+        copied: Many[tuple[PageHeader, memoryview]],
+        left_s: float,
     ) -> int:
+        if not copied or left_s <= 0:
+            return 0
         parts = len(self._names.layout.parts)
         statuses = await self._pool.store(
             [header for header, _ in copied],
             [payload for _, payload in copied],
-            groups=[page.group for page in batch for _ in range(parts)],
-            deadline_s=self._limit_s,
+            groups=[page.group for page in batch for _ in range(parts)][: len(copied)],
+            deadline_s=left_s,
         )
         kept = (PutStatus.STORED, PutStatus.HELD, PutStatus.PENDING)
         return sum(
@@ -295,10 +311,15 @@ class Offload:
             for index in range(0, len(statuses), parts)
         )
 
-    def _read(self, batch: tuple[PageToStore, ...]) -> list[tuple[PageHeader, memoryview]]:
+    def _read(
+        self, batch: tuple[PageToStore, ...], until_s: float
+    ) -> list[tuple[PageHeader, memoryview]]:
+        """Copy pages out while there is time: all parts of a page, or none."""
         layout = self._names.layout
         copied: list[tuple[PageHeader, memoryview]] = []
         for entry in batch:
+            if time.monotonic() > until_s:
+                break
             for part in layout.parts:
                 payload = self._memory.export(entry.slot, part)
                 header = PageHeader(

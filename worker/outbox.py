@@ -59,7 +59,6 @@ class Outbox:
         self._deltas: dict[str, TokenDelta] = {}
         self._refused: list[Refused] = []
         self._load: Load | None = None
-        self._sent_load: Load | None = None
         self._wake = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -84,8 +83,8 @@ class Outbox:
         self._notify()
 
     def tell_load(self, load: Load) -> None:
-        """Tell the load, unless the router knows it or has something coming."""
-        if load != self._sent_load and not self._deltas and self._peer.has_credit:
+        """Tell the load, unless something is on its way that will, or there is no credit."""
+        if not self._deltas and self._peer.has_credit:
             self.put((), load)
 
     async def sent(self) -> None:
@@ -138,5 +137,4 @@ class Outbox:
             deltas.append(delta)
         if not self._deltas:
             self._load = None
-        self._sent_load = load
         return StepTokens(self._epoch, tuple(deltas), load)

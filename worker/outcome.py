@@ -46,11 +46,14 @@ def compute(
 ) -> Outcome:
     """Run chunks through the model and draw tokens."""
     output = runner.run(Batch([_pass(chunk) for chunk, _ in chunks]))
-    # Every chunk asks for its last token's logits, drawn from or not: a NaN anywhere in it reaches
-    # them, because that token attends to all of it.
+    # Every chunk asks for its last token's logits, drawn from or not: where every layer attends to
+    # all tokens, a NaN in any of them reaches the last one.
     rows = [rows.stop - 1 for rows in output.rows]
-    finite = finite_rows(output.logits)
-    outcome = Outcome([finite[row] for row in rows])
+    logits_finite = finite_rows(output.logits)
+    states_finite = output.finite or [True] * len(rows)
+    outcome = Outcome(
+        [logits_finite[row] and finite for row, finite in zip(rows, states_finite, strict=True)]
+    )
     drawn = [i for i, (chunk, _) in enumerate(chunks) if chunk.draws and outcome.finite[i]]
     if not drawn:
         return outcome

@@ -6,8 +6,9 @@ Covers checking a batch and one forward pass over it. Does not cover what a batc
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -64,7 +65,7 @@ class Runner:
             step = Step(batch, self.arena, self.model.specs, self.backends)
             cache = PageCache(len(self.model.specs), step.store, windows=self._windows)
             kept = {"logits_to_keep": step.wanted} if self._keeps else {}
-            with answering(step):
+            with answering(step), self._watching() as seen:
                 output = self.model.module(
                     input_ids=step.input_ids,
                     position_ids=step.position_ids,
@@ -75,7 +76,35 @@ class Runner:
             logits = output.logits[0]
             if not self._keeps:
                 logits = logits[step.wanted]
-            return StepOutput(logits=logits.float(), rows=step.rows, scores=step.scores)
+            finite = _finite(seen[0], batch) if seen else None
+            return StepOutput(logits.float(), step.rows, step.scores, finite)
+
+    @contextlib.contextmanager
+    def _watching(self) -> Iterator[list[torch.Tensor]]:
+        """Collect the last hidden states, where the last token's logits do not tell of all.
+
+        Behind a sliding window a token that is not a number goes unseen: its state would be kept.
+        """
+        seen: list[torch.Tensor] = []
+        if not any(self._windows):
+            yield seen
+            return
+
+        def look(_module: torch.nn.Module, _inputs: object, output: Sequence[torch.Tensor]) -> None:
+            seen.append(output[0])
+
+        hook = self.model.module.base_model.register_forward_hook(look)
+        try:
+            yield seen
+        finally:
+            hook.remove()
+
+
+def _finite(hidden: torch.Tensor, batch: Batch) -> list[bool]:
+    """Say of each pass whether its rows of `hidden` (`[1, tokens, hidden_size]`) are numbers."""
+    rows = torch.isfinite(hidden[0]).all(dim=-1)
+    sizes = [len(one.token_ids) for one in batch.passes]
+    return [bool(part.all()) for part in torch.split(rows, sizes)]
 
 
 def check(passes: Sequence[Pass], model: Model, arena: Arena) -> None:

@@ -3,8 +3,8 @@
 Covers starting, draining and closing them in order, and carrying messages between routers and the
 step thread. Does not cover who starts the process and watches it (`pie.cluster`).
 
-A router is sent its worker's load with every step that brings it tokens, and otherwise once a
-second where it has changed.
+A router is sent its worker's load with every step that brings it tokens, and in any case once a
+second: what other routers have sent is part of it, whether or not it brought tokens yet.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from pie.page.events import Epoch, PlaceId
 from pie.policies.policy_set import PolicySet
 from pie.pool.client import PoolClient
 from pie.pool.settings import PoolSettings
-from pie.wire.errors import RefusedError
+from pie.wire.errors import PeerGone, RefusedError
 from pie.wire.figures import report
-from pie.wire.messages import AskStatus, Cancel, Generate, Load, Message, RefusalCode
+from pie.wire.messages import AskStatus, Cancel, Generate, Message, RefusalCode
 from pie.wire.peer import Peer
 from pie.wire.server import WireServer
+from pie.wire.settings import WireSettings
 from pie.worker.assembly import Assembly, assemble, make_engine, make_record
 from pie.worker.commands import CancelAll, CancelOne, StepReport, Submit
 from pie.worker.engine import Engine
@@ -46,6 +47,10 @@ from pie.worker.status import WorkerStatus
 log = logging.getLogger("pie.worker.service")
 
 _LOAD_EVERY_S = 1.0
+_WIRE = WireSettings(
+    max_header_bytes=1 << 20, max_frame_bytes=8 << 20, max_frames=1, max_handling_bytes=64 << 20
+)
+"""A request is one frame of token ids, and 8 MiB are two million of them."""
 _STEP_ENDS_S = 30.0
 """Longest wait for the step under way when a worker is closed."""
 
@@ -62,6 +67,8 @@ class WorkerService:
         address: Wire address to bind, such as `tcp://127.0.0.1:0` or `ipc:///run/pie/w0`.
         epoch: This start's number, larger than that of any earlier start of `place`.
         pool_settings: The `[pool]` section; None uses no pool.
+        secret: 32 bytes that all of the cluster share: pages to and from the pool are keyed with
+            them.
         on_dead: Called on the event loop when this start is over, through a bug in the engine or
             because a later start is up: the process should be replaced.
         debug: Check all invariants whenever idle.
@@ -78,6 +85,7 @@ class WorkerService:
         address: str,
         epoch: Epoch,
         pool_settings: PoolSettings | None = None,
+        secret: bytes | None = None,
         on_dead: Callable[[BaseException], None] | None = None,
         debug: bool = False,
     ) -> None:
@@ -88,9 +96,12 @@ class WorkerService:
         self._index_url = index_url
         self._epoch = epoch
         self._pool_settings = pool_settings
+        self._secret = secret
         self._on_dead = on_dead
         self._debug = debug
-        self._server = WireServer(address, self._handle, epoch=epoch)
+        self._server = WireServer(
+            address, self._handle, epoch=epoch, on_peer=self._open_outbox, settings=_WIRE
+        )
         self._outboxes: dict[bytes, Outbox] = {}
         self._idle = asyncio.Event()
         self._idle.set()
@@ -100,7 +111,6 @@ class WorkerService:
         self._engine: Engine | None = None
         self._thread: EngineThread | None = None
         self._intake: Intake | None = None
-        self._load: Load | None = None
         self._submitted = 0
         self._taken = 0
         """Of the requests submitted, those that the engine has seen."""
@@ -195,7 +205,7 @@ class WorkerService:
             await self._attach_pool(assembly, self._engine, self._thread, self._pool_settings)
         self._thread.start()
         self._exits.push_async_callback(asyncio.to_thread, self._thread.stop, _STEP_ENDS_S)
-        loads = loop.create_task(self._tell_loads())
+        loads = loop.create_task(self._tell_loads(self._engine))
         self._exits.callback(loads.cancel)
         self._exits.push_async_callback(self._close_outboxes)
         self._state = "serving"
@@ -210,7 +220,7 @@ class WorkerService:
         feed = MirrorFeed(self._index_url, mirror, settings=self._index_settings, with_pages=False)
         await feed.start()
         self._exits.push_async_callback(feed.close)
-        client = PoolClient(mirror, settings)
+        client = PoolClient(mirror, settings, secret=self._secret)
         self._exits.push_async_callback(client.close)
         offload = Offload(
             client,
@@ -218,6 +228,7 @@ class WorkerService:
             PageNames(assembly.model.model_root, assembly.model.layout),
             put=thread.put,
             limit_s=self._settings.transfer_timeout_s,
+            secret=self._secret,
         )
         self._exits.push_async_callback(offload.close)
         engine.attach(offload)
@@ -251,7 +262,7 @@ class WorkerService:
         tokens = self._intake.tokens(request, frames)
         outbox = self._outboxes.get(peer.id)
         if outbox is None:
-            outbox = self._open_outbox(peer)
+            raise PeerGone("the router went before its request was taken on")
         if outbox.is_full:
             raise RefusedError(
                 RefusalCode.OVERLOADED, "the router takes its answers too slowly", 1.0
@@ -262,11 +273,10 @@ class WorkerService:
         self._submitted += 1
         thread.put(Submit(peer.id, request, tokens))
 
-    def _open_outbox(self, peer: Peer) -> Outbox:
+    def _open_outbox(self, peer: Peer) -> None:
         limit = 2 * (self._settings.max_running + self._settings.max_waiting)
-        outbox = self._outboxes[peer.id] = Outbox(peer, epoch=self._epoch, limit=limit)
+        self._outboxes[peer.id] = Outbox(peer, epoch=self._epoch, limit=limit)
         peer.on_gone(lambda: self._router_gone(peer.id))
-        return outbox
 
     def _router_gone(self, owner: bytes) -> None:
         outbox = self._outboxes.pop(owner, None)
@@ -282,18 +292,16 @@ class WorkerService:
         for owner, deltas in report.deltas.items():
             if owner in self._outboxes:
                 self._outboxes[owner].put(deltas, report.load)
-        self._load = report.load
         self._taken = report.submitted
         # What was submitted since that report was made is not in it.
         if report.idle and self._taken == self._submitted:
             self._idle.set()
 
-    async def _tell_loads(self) -> None:
+    async def _tell_loads(self, engine: Engine) -> None:
         while True:
             await asyncio.sleep(_LOAD_EVERY_S)
-            if self._load is not None:
-                for outbox in self._outboxes.values():
-                    outbox.tell_load(self._load)
+            for outbox in self._outboxes.values():
+                outbox.tell_load(engine.load)
 
     async def _close_outboxes(self) -> None:
         outboxes = list(self._outboxes.values())

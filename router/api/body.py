@@ -30,6 +30,10 @@ from pie.wire.messages import Sampling
 
 INT64_MAX = 2**63 - 1
 MAX_STOP_CHARS = 1024
+MAX_STOP_TOKENS = 128
+MAX_LOGIT_BIASES = 4096
+"""What a worker takes: biases are put together anew at each step."""
+_MAX_ID_DIGITS = 19
 
 HARMLESS = frozenset(
     {
@@ -154,7 +158,10 @@ class GenerationBody(BaseModel):
         default=None, gt=0, le=1, description="Draw from the likeliest tokens of this mass."
     )
     top_k: int | None = Field(
-        default=None, ge=-1, description="Draw from so many tokens; 0 or -1 from all."
+        default=None,
+        ge=-1,
+        le=INT64_MAX,
+        description="Draw from so many tokens; 0 or -1 from all.",
     )
     min_p: float | None = Field(
         default=None, ge=0, le=1, description="Drop tokens below this share of the likeliest."
@@ -166,13 +173,14 @@ class GenerationBody(BaseModel):
         default=None, ge=-2, le=2, description="Subtracted from a used token's logit once."
     )
     logit_bias: dict[str, float] | None = Field(
-        default=None, description="Added to the logits of these token ids, -100 to 100."
+        default=None,
+        description=f"Added to the logits of these token ids, at most {MAX_LOGIT_BIASES:,}: -100 to 100.",
     )
     ignore_eos: bool | None = Field(
         default=None, description="Go on after the model's end-of-text token."
     )
     stop_token_ids: list[int] | None = Field(
-        default=None, description="Token ids that end the answer."
+        default=None, description=f"Token ids that end the answer, at most {MAX_STOP_TOKENS}."
     )
     cache_salt: str | None = Field(
         default=None,
@@ -213,8 +221,12 @@ class GenerationBody(BaseModel):
     @field_validator("logit_bias")
     @classmethod
     def _logit_bias_of_token_ids(cls, value: dict[str, float] | None) -> dict[str, float] | None:
+        if value is not None and len(value) > MAX_LOGIT_BIASES:
+            raise PydanticCustomError(
+                "too_many", "at most {most} token ids", {"most": MAX_LOGIT_BIASES}
+            )
         for token, bias in (value or {}).items():
-            if not (token.isascii() and token.isdigit()):
+            if not (token.isascii() and token.isdigit() and len(token) <= _MAX_ID_DIGITS):
                 raise PydanticCustomError(
                     "bad_token", "keys are token ids, not {token}", {"token": repr(token[:32])}
                 )
@@ -225,8 +237,10 @@ class GenerationBody(BaseModel):
     @field_validator("stop_token_ids")
     @classmethod
     def _stop_tokens_bounded(cls, value: list[int] | None) -> list[int] | None:
-        if value is not None and len(value) > 128:
-            raise PydanticCustomError("too_many", "at most 128 token ids")
+        if value is not None and len(value) > MAX_STOP_TOKENS:
+            raise PydanticCustomError(
+                "too_many", "at most {most} token ids", {"most": MAX_STOP_TOKENS}
+            )
         return value
 
     @model_validator(mode="after")

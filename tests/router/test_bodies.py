@@ -2,12 +2,26 @@
 
 import json
 
+import msgspec
 import pytest
+from pydantic import ValidationError
 
-from pie.router.api.body import BodyLimits, parse_body
+from pie.page.events import Epoch
+from pie.page.key import pack_tokens
+from pie.router.api.body import (
+    INT64_MAX,
+    MAX_LOGIT_BIASES,
+    MAX_STOP_CHARS,
+    MAX_STOP_TOKENS,
+    BodyLimits,
+    parse_body,
+)
 from pie.router.api.chat import ChatBody
 from pie.router.api.completions import CompletionBody
 from pie.router.errors import ApiError
+from pie.router.settings import RouterSettings
+from pie.wire.messages import Generate
+from pie.worker.intake import Intake
 
 LIMITS = BodyLimits(max_choices=4, max_prompts=3, max_stop_strings=4, max_logprobs=20)
 HELLO = [{"role": "user", "content": "hello"}]
@@ -67,6 +81,11 @@ def refused(**fields: object) -> ApiError:
         ({"stop": ["a", 3]}, "stop[1]"),
         ({"logit_bias": {"word": 1}}, "logit_bias"),
         ({"logit_bias": {"5": 101}}, "logit_bias"),
+        ({"logit_bias": {str(token): 1 for token in range(4097)}}, "logit_bias"),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
+        ({"stop_token_ids": [1] * 129}, "stop_token_ids"),
+        ({"stop_token_ids": ["1"]}, "stop_token_ids[0]"),
+        ({"top_k": 10**30}, "top_k"),
         ({"top_logprobs": 3}, None),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
@@ -172,3 +191,44 @@ def test_sampling_says_what_was_asked() -> None:
 def test_token_ids_outside_the_vocabulary_are_refused(fields: dict[str, object]) -> None:
     with pytest.raises(ApiError, match="below 10"):
         chat(**fields).sampling(logprobs=None, vocab_size=10)
+
+
+def test_whatever_a_body_may_ask_for_a_worker_takes() -> None:
+    settings = RouterSettings(max_stop_strings=256, max_logprobs=256)
+    limits = BodyLimits(
+        max_choices=1,
+        max_prompts=1,
+        max_stop_strings=settings.max_stop_strings,
+        max_logprobs=settings.max_logprobs,
+    )
+    largest = {
+        "logit_bias": {str(token): -100 for token in range(MAX_LOGIT_BIASES)},
+        "stop_token_ids": list(range(MAX_STOP_TOKENS)),
+        "stop": ["s" * MAX_STOP_CHARS] * settings.max_stop_strings,
+        "logprobs": True,
+        "top_logprobs": settings.max_logprobs,
+        "top_k": INT64_MAX,
+        "seed": -INT64_MAX,
+        "temperature": 2,
+        "top_p": 1e-300,
+        "min_p": 1,
+        "frequency_penalty": -2,
+        "presence_penalty": 2,
+    }
+    data = json.dumps({"model": "m", "messages": HELLO} | largest).encode()
+    body = parse_body(ChatBody, data, limits)
+    message = Generate(
+        request_id="r",
+        epoch=Epoch(1),
+        output_start=1,
+        max_tokens=1,
+        sampling=body.sampling(logprobs=body.logprobs_wanted, vocab_size=10_000),
+        stop=body.stops,
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+    )
+    sent = msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=Generate)
+    intake = Intake(vocab_size=10_000, context_tokens=10)
+    assert list(intake.tokens(sent, [memoryview(pack_tokens([1]))])) == [1]
+    for limit in ("max_stop_strings", "max_logprobs"):
+        with pytest.raises(ValidationError, match=limit):
+            RouterSettings.model_validate({limit: 257})

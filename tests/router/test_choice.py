@@ -19,11 +19,12 @@ from pie.page.events import (
     Tier,
     part_bit,
 )
-from pie.page.key import RootKey, page_keys, tenant_root
+from pie.page.key import PageKey, RootKey, page_keys, tenant_root
 from pie.policies.routing import Choice, RequestView, RoutingPolicy, WorkerView
 from pie.router.choice import Chooser, Held, held_pages, in_the_making
 from pie.router.link import WorkerLink
 from pie.router.metrics import RouterMetrics
+from pie.router.prefix import Prefix
 
 PAGE = 4
 ROOT = RootKey(bytes(32))
@@ -104,7 +105,7 @@ class Fleet:
         self.mirror.apply(PageStored(PlaceId(place), Epoch(1), 1, entries))
 
     def choose(self, salt: str | None = None) -> tuple[str, int]:
-        chosen = self.chooser.choose("r", TOKENS, self.links, salt=salt, session=None)
+        chosen = self.chooser.choose("r", Prefix(TOKENS, salt), self.links, session=None)
         return chosen.link.record.place, chosen.predicted_tokens
 
 
@@ -145,9 +146,86 @@ def test_a_prefix_in_the_making_draws_the_next_request() -> None:
 
 def test_a_prompt_without_a_full_page_goes_by_load() -> None:
     fleet = Fleet()
-    chosen = fleet.chooser.choose("r", TOKENS[:2], fleet.links, salt=None, session=None)
+    chosen = fleet.chooser.choose("r", Prefix(TOKENS[:2]), fleet.links, session=None)
     assert chosen.predicted_tokens == 0
     assert list(chosen.keys) == []
+
+
+def test_keys_are_made_once_for_all_choices_of_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = 0
+
+    def counted(*args: Any) -> list[PageKey]:
+        nonlocal made
+        keys = page_keys(*args)
+        made += len(keys)
+        return keys
+
+    monkeypatch.setattr("pie.router.prefix.page_keys", counted)
+    fleet = Fleet()
+    prefix = Prefix(TOKENS)
+    chosen = [fleet.chooser.choose("r", prefix, fleet.links, session=None) for _ in range(5)]
+    assert made == len(chosen[0].keys) == 10
+    # A resumed stream needs the keys of its output alone.
+    longer = prefix.longer(array("I", range(2 * PAGE)))
+    keys = fleet.chooser.choose("r", longer, fleet.links, session=None).keys
+    assert made == len(keys) == 12
+    assert keys == page_keys(ROOT, longer.ids, PAGE)
+    assert prefix.packed is prefix.packed
+
+
+def test_a_prompt_that_ends_inside_a_page_goes_on_there() -> None:
+    prefix = Prefix(TOKENS[: 2 * PAGE + 1], "salt")
+    longer = prefix.longer(TOKENS[2 * PAGE + 1 : 5 * PAGE])
+    expected = page_keys(tenant_root(ROOT, salt="salt"), TOKENS, PAGE)[:5]
+    assert list(longer.keys(ROOT, PAGE)) == expected
+    assert list(Prefix(TOKENS[:1]).longer(TOKENS[1:]).keys(ROOT, PAGE)) == page_keys(
+        ROOT, TOKENS, PAGE
+    )
+
+
+def test_a_long_run_over_many_pool_nodes_is_followed_in_linear_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fleet = Fleet()
+    pages, group = 6400, 32
+    tokens = array("I", range(pages * PAGE))
+    keys = page_keys(ROOT, tokens, PAGE)
+    for node in range(2):
+        fleet.mirror.place_up(record(f"p{node}", PlaceKind.POOL))
+        entries = tuple(
+            PageEntry(key, b"", index, Part.FULL, Tier.POOL_RAM, 1)
+            for index, key in enumerate(keys[:-100])
+            if index // group % 2 == node
+        )
+        fleet.mirror.apply(PageStored(PlaceId(f"p{node}"), Epoch(1), 1, entries))
+    asked: list[int] = []
+    matches = fleet.mirror.matches
+
+    def counted(wanted: Sequence[PageKey]) -> Any:
+        asked.append(len(wanted))
+        return matches(wanted)
+
+    monkeypatch.setattr(fleet.mirror, "matches", counted)
+    chosen = fleet.chooser.choose("r", Prefix(tokens), fleet.links, session=None)
+    assert chosen.predicted_tokens == (pages - 100) * PAGE
+    assert sum(asked) <= 4 * pages
+
+
+@pytest.mark.parametrize("node_pages", [1, 31, 32, 64, 65, 128, 500])
+def test_a_run_is_followed_to_its_end_however_it_is_spread(node_pages: int) -> None:
+    fleet = Fleet()
+    pages = 700
+    tokens = array("I", range(pages * PAGE))
+    for node in range(3):
+        fleet.mirror.place_up(record(f"p{node}", PlaceKind.POOL))
+        entries = tuple(
+            PageEntry(key, b"", index, Part.FULL, Tier.POOL_RAM, 1)
+            for index, key in enumerate(page_keys(ROOT, tokens, PAGE)[:-3])
+            if index // node_pages % 3 == node
+        )
+        fleet.mirror.apply(PageStored(PlaceId(f"p{node}"), Epoch(1), 1, entries))
+    chosen = fleet.chooser.choose("r", Prefix(tokens), fleet.links, session=None)
+    assert chosen.predicted_tokens == (pages - 3) * PAGE
 
 
 class Raising:

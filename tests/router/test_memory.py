@@ -1,9 +1,14 @@
 """Remembered answers: exact text, separate spaces, bounded bytes."""
 
+import sys
 from array import array
+from collections import OrderedDict
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
+from blake3 import blake3
 
 from pie.router.memory import AnswerMemory, Turn
 
@@ -88,3 +93,78 @@ def test_the_same_conversation_is_kept_once(memory: AnswerMemory) -> None:
     for _ in range(3):
         memory.remember(b"m", ASKED, "hello", RENDERED, IDS)
     assert len(memory) == 1
+
+
+def test_a_longer_beginning_that_differs_leaves_the_shorter_one(memory: AnswerMemory) -> None:
+    memory.remember(b"m", ASKED, "hello", RENDERED, IDS)
+    turns = (*ASKED, Turn("assistant", "hello"), Turn("user", "more"))
+    memory.remember(b"m", turns, "yes", RENDERED + "<thought>hello<user>more", array("I", range(9)))
+    found = memory.recall(
+        b"m", (*turns, Turn("assistant", "yes")), RENDERED + "hello<user>more<assistant>yes" * 3
+    )
+    assert found is not None
+    assert found.ids == IDS
+
+
+def test_what_is_let_go_of_while_it_is_looked_at_is_no_mistake(
+    memory: AnswerMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.remember(b"m", ASKED, "hello", RENDERED, IDS)
+
+    def forgetting(*args: bytes) -> blake3:
+        """Hash as always, while another thread needs the room."""
+        monkeypatch.undo()
+        for number in range(50):
+            memory.remember(b"m", (Turn("user", str(number)),), "x", str(number), IDS)
+        return blake3(*args)
+
+    turns = (*ASKED, Turn("assistant", "hello"), Turn("user", "more"))
+    asked = iter(turns)
+
+    def when_asked(*args: bytes) -> blake3:
+        """Let the names of all turns be made first."""
+        return blake3(*args) if next(asked, None) else forgetting(*args)
+
+    monkeypatch.setattr("pie.router.memory.blake3", when_asked)
+    found = memory.recall(b"m", turns, RENDERED + "hello<user>more")
+    assert found is not None
+    assert found.ids == IDS
+    assert memory.recall(b"m", turns, RENDERED + "hello<user>more") is None
+
+
+def test_threads_may_recall_and_remember_at_once() -> None:
+    memory = AnswerMemory(20 * (400 + 16))
+
+    def use(thread: int) -> None:
+        for number in range(3000):
+            turn = (Turn("user", str((number * (thread + 1)) % 60)),)
+            memory.recall(b"m", (*turn, Turn("assistant", "x")), turn[0].text + "x")
+            memory.remember(b"m", turn, "x", turn[0].text, IDS)
+
+    switch_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(3) as threads:
+            list(threads.map(use, range(3)))
+    finally:
+        sys.setswitchinterval(switch_s)
+    memory.check()
+
+
+def test_entries_are_touched_under_the_lock_alone(memory: AnswerMemory) -> None:
+    class Guarded(OrderedDict[bytes, Any]):
+        def __getattribute__(self, name: str) -> Any:
+            assert memory._lock.locked()
+            return super().__getattribute__(name)
+
+        def __setitem__(self, key: bytes, value: object) -> None:
+            assert memory._lock.locked()
+            super().__setitem__(key, value)
+
+    plain, memory._entries = memory._entries, Guarded()
+    for number in range(50):
+        turns = (Turn("user", str(number)),)
+        memory.remember(b"m", turns, "x", str(number), IDS)
+        assert memory.recall(b"m", (*turns, Turn("assistant", "x")), f"{number}x") is not None
+    memory._entries = plain
+    memory.used_bytes = 0

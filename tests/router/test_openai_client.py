@@ -9,7 +9,9 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionChunk
+from pydantic import SecretStr
 
+from pie.router.settings import RouterSettings
 from tests.router.conftest import Cluster
 from tests.support.mock_worker import REPLY
 
@@ -257,6 +259,36 @@ async def test_one_request_can_be_directed_at_one_worker(cluster: Cluster) -> No
         await client.chat.completions.create(
             model="mock", messages=HELLO, extra_headers={"x-pie-place": "w9"}
         )
+
+
+async def test_a_router_may_choose_workers_itself(cluster: Cluster) -> None:
+    cluster.mock("w0")
+    client = cluster.openai(await cluster.router(1, allow_place_header=False))
+    for place in ("w0", "w9"):
+        with pytest.raises(openai.BadRequestError, match="allow_place_header") as caught:
+            await client.chat.completions.create(
+                model="mock", messages=HELLO, extra_headers={"x-pie-place": place}
+            )
+        assert "w0" not in caught.value.message
+        assert caught.value.param == "x-pie-place"
+    assert (await client.chat.completions.create(model="mock", messages=HELLO)).choices
+
+
+@pytest.mark.parametrize(
+    ("host", "allowed", "takes"),
+    [
+        ("127.0.0.1", None, True),
+        ("::1", None, True),
+        ("0.0.0.0", None, False),
+        ("0.0.0.0", True, True),
+        ("127.0.0.1", False, False),
+    ],
+)
+def test_only_on_loopback_may_clients_choose_unless_that_is_set(
+    host: str, allowed: bool | None, takes: bool
+) -> None:
+    settings = RouterSettings(host=host, api_token=SecretStr("secret"), allow_place_header=allowed)
+    assert settings.takes_place_header is takes
 
 
 async def test_a_salt_and_vllms_extras_reach_the_worker(

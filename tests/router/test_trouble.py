@@ -14,7 +14,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from pie.router.errors import PortBusyError
-from tests.router.conftest import Cluster, until
+from tests.router.conftest import WAIT_S, Cluster, until
 from tests.support.mock_worker import REPLY, MockWorker
 
 pytestmark = pytest.mark.live
@@ -110,7 +110,8 @@ async def test_a_silent_worker_is_given_up(cluster: Cluster) -> None:
 
 async def test_a_failed_attempt_is_tried_elsewhere_once(cluster: Cluster) -> None:
     failing = cluster.mock("w0", fail_after_tokens=20, token_delay_s=DELAY_S)
-    router = await cluster.router(1)
+    # It comes back to the failing one only after so long, and by then the other one is there.
+    router = await cluster.router(1, retry_after_s=WAIT_S, worker_wait_s=WAIT_S)
     answer = asyncio.ensure_future(streamed(cluster.openai(router)))
     await until(lambda: bool(failing.events("generate")))
     cluster.mock("w1", token_delay_s=DELAY_S)

@@ -19,7 +19,7 @@ from pie.tokens.errors import (
     TemplateRefusedError,
     TokenizerError,
 )
-from pie.tokens.sandbox import TemplateLimits
+from pie.tokens.limits import TemplateLimits
 from pie.tokens.template import ChatTemplate
 from tests.tokens import chat, folders
 from tests.tokens.conftest import Pair
@@ -241,7 +241,6 @@ def test_a_template_without_end_is_ended(source: str) -> None:
         "{{ 2000 * [1] }}",
         "{% set n = namespace(s='x') %}{% for i in range(99) %}{% set n.s = n.s + n.s %}{% endfor %}",
         "{% set n = namespace(s='x') %}{% for i in range(99) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
-        "{{ 9 ** 9999 }}",
     ],
 )
 def test_a_text_without_end_is_ended(source: str) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pie.page.events import Epoch
 from pie.wire import Peer, WireClient, WireServer, WireSettings
 from pie.wire.messages import Cancel, Lookup, LookupResult, Message
+from tests.support.credit import hold_credit
 
 STALL = b"stall"
 STALL_S = 1.2
@@ -35,7 +36,8 @@ async def main(mode: str, address: str, epoch: str = "7") -> None:
         say(await server.start())
     else:
         # It gives no credit, ever.
-        client = WireClient(address, auto_credit=False, settings=SETTINGS)
+        client = WireClient(address, settings=SETTINGS)
+        hold_credit(client)
         say(str(await client.start()))
         await client.send(Cancel("hello"))
     await asyncio.sleep(600)

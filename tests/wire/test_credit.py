@@ -11,6 +11,7 @@ import pytest
 from pie.page.key import PageKey
 from pie.wire import Peer, PeerGone, WireSettings, WireTimeout, new_request_id
 from pie.wire.messages import Cancel, GetPages, Load, Message, PageData, StepTokens, TokenDelta
+from tests.support.credit import hold_credit
 
 from .conftest import EPOCH, Connect, Serve
 from .helpers import eventually, header_of
@@ -36,8 +37,9 @@ async def test_a_stalled_receiver_stops_its_sender(serve: Serve, connect: Connec
     server = await serve(hello)
     got: list[int] = []
     client = await connect(
-        server, on_message=lambda message, frames: got.append(number_of(message)), auto_credit=False
+        server, on_message=lambda message, frames: got.append(number_of(message))
     )
+    grant = hold_credit(client)
     (peer,) = server.peers
     limit = WireSettings().credit_messages
     sent = 0
@@ -53,10 +55,10 @@ async def test_a_stalled_receiver_stops_its_sender(serve: Serve, connect: Connec
     await asyncio.sleep(0.2)
     assert sent == limit
     assert not peer.has_credit
-    client.grant(5)
+    grant(5)
     await eventually(lambda: sent == limit + 5)
     while not sender.done():
-        client.grant(20)
+        grant(20)
         await asyncio.sleep(0.01)
     await eventually(lambda: len(got) == 200)
     assert got == list(range(200))
@@ -79,7 +81,7 @@ async def test_other_messages_pass_those_that_wait_for_credit(
 ) -> None:
     server = await serve(hello)
     got: list[Message] = []
-    await connect(server, on_message=lambda message, frames: got.append(message), auto_credit=False)
+    hold_credit(await connect(server, on_message=lambda message, frames: got.append(message)))
     (peer,) = server.peers
     while peer.has_credit:
         await peer.send(step(0))
@@ -94,7 +96,7 @@ async def test_other_messages_pass_those_that_wait_for_credit(
 async def test_waiting_for_credit_has_a_limit(serve: Serve, connect: Connect) -> None:
     server = await serve(hello)
     released: list[None] = []
-    await connect(server, auto_credit=False)
+    hold_credit(await connect(server))
     (peer,) = server.peers
     while peer.has_credit:
         await peer.send(step(0))
@@ -114,7 +116,8 @@ async def test_a_client_that_goes_wakes_those_that_wait_for_credit(
     serve: Serve, connect: Connect
 ) -> None:
     server = await serve(hello)
-    client = await connect(server, auto_credit=False)
+    client = await connect(server)
+    hold_credit(client)
     (peer,) = server.peers
     while peer.has_credit:
         await peer.send(step(0))
@@ -205,7 +208,8 @@ async def test_every_release_is_called_once_whatever_happens(
     serve: Serve, connect: Connect
 ) -> None:
     server = await serve(hello)
-    client = await connect(server, auto_credit=False)
+    client = await connect(server)
+    hold_credit(client)
     (peer,) = server.peers
     released: list[int] = []
 
@@ -226,7 +230,7 @@ async def test_every_release_is_called_once_whatever_happens(
 
 async def test_closing_waits_for_lent_memory(serve: Serve, connect: Connect) -> None:
     server = await serve(hello)
-    await connect(server, auto_credit=False)
+    hold_credit(await connect(server))
     (peer,) = server.peers
     released: list[None] = []
     page = bytearray(1 << 20)

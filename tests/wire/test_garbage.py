@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import socket
 from collections.abc import Iterator, Sequence
@@ -169,6 +170,23 @@ async def test_a_frame_beyond_the_limit_ends_the_connection(
         dealer.send(bytes(5000))
         await eventually(lambda: peer.is_gone)
     await still_works(server, connect)
+
+
+async def test_a_flood_waits_at_its_sender_while_the_server_is_busy(
+    serve: Serve, settings: WireSettings, context: zmq.Context[zmq.Socket[bytes]]
+) -> None:
+    few = settings.model_copy(update={"receive_queue_messages": 8})
+    server = await serve(echo, settings=few)
+    with context.socket(zmq.DEALER) as dealer:
+        dealer.linger, dealer.sndhwm, dealer.sndtimeo = 0, 8, 500
+        dealer.connect(server.address)
+        sent = 0
+        # This blocks the server's loop: nobody takes anything in the meantime.
+        with contextlib.suppress(zmq.Again):
+            for _ in range(300):
+                dealer.send(bytes(1 << 20))
+                sent += 1
+    assert sent < 100
 
 
 async def test_another_protocol_at_the_port_is_weathered(serve: Serve, connect: Connect) -> None:

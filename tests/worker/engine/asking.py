@@ -17,10 +17,8 @@ from tests.worker.engine.driver import GREEDY, Answer
 class Asker:
     """Sends requests to one worker and collects the answers."""
 
-    def __init__(self, address: str, *, auto_credit: bool = True) -> None:
-        self.client = WireClient(
-            address, on_message=self._take, on_gone=self._gone, auto_credit=auto_credit
-        )
+    def __init__(self, address: str) -> None:
+        self.client = WireClient(address, on_message=self._take, on_gone=self._gone)
         self.answers: dict[str, Answer] = {}
         self.loads: list[Load] = []
         self.steps: list[StepTokens] = []

@@ -50,6 +50,7 @@ class Places:
     def __init__(self, index: IndexSettings, folder: Path) -> None:
         self.index = index
         self.folder = folder
+        self.secret: bytes | None = None
         self.sockets = Path(tempfile.mkdtemp(prefix="pie"))
         self.mirror = Mirror()
         self.workers: list[WorkerService] = []
@@ -69,6 +70,8 @@ class Places:
             index_url=self.index.url,
             index_settings=self.index,
             epoch=Epoch(self._epoch),
+            address=f"ipc://{self.sockets}/{name}",
+            secret=self.secret,
         )
         await node.start()
         self._closers.append(node.close)
@@ -93,6 +96,7 @@ class Places:
             address=f"ipc://{self.sockets}/{address or name}",
             epoch=Epoch(self._epoch),
             pool_settings=PoolSettings() if pool else None,
+            secret=self.secret,
             on_dead=on_dead,
             debug=True,
         )
@@ -102,8 +106,8 @@ class Places:
         await until(lambda: PlaceId(name) in self.mirror.places())
         return worker
 
-    async def asker(self, worker: WorkerService, **options: Any) -> Asker:
-        asker = Asker(worker.record.address, **options)
+    async def asker(self, worker: WorkerService) -> Asker:
+        asker = Asker(worker.record.address)
         await asker.client.start()
         self._closers.append(asker.client.close)
         return asker

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -157,6 +157,22 @@ def test_a_swapped_page_is_noticed(reference: PreTrainedModel, make: Callable[..
     assert answer.cached.device == 40
     with pytest.raises(AssertionError, match="differs"):
         expect(reference, first, answer)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "mistral"])
+def test_a_state_that_is_not_a_number_is_kept_by_nobody(kind: str, tokenizer: Tokenizer) -> None:
+    model = tiny_model(kind, page_tokens=PAGE)
+    driver = Served(model, tokenizer, 64, step_tokens=512)
+    embedding = cast(torch.Tensor, model.module.get_input_embeddings().weight).data
+    right = embedding[99].clone()
+    embedding[99] = torch.nan
+    # Far out of every window's reach from the last token.
+    prompt = [5, 99, *([6, 7, 8] * 150)]
+    answer = driver.generate(prompt, 1)
+    assert answer.error == "the model's output is not a number"
+    assert not driver.changes
+    embedding[99] = right
+    expect(tiny_module(kind), prompt, driver.generate(prompt, 8))
 
 
 def test_logits_of_cached_prefixes_stay_within_tolerance(

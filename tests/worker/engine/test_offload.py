@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -175,6 +176,44 @@ async def test_a_pool_that_hangs_costs_one_request_its_time_and_not_each(
     await worker.engine.ask([51, *PROMPT], 1)
     await worker.engine.ask([52, *PROMPT], 1)
     assert pool.loads == 4, "a quick miss is no reason to wait"
+
+
+def slowed(copy: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a copy of pages that takes its time for each."""
+
+    def slow(*arguments: Any) -> Any:
+        time.sleep(0.05)
+        return copy(*arguments)
+
+    return slow
+
+
+async def test_a_store_keeps_to_its_time_copying_included(start: Start, pool: DictPool) -> None:
+    worker = await start()
+    assert worker.engine.offload is not None
+    worker.engine.offload._limit_s = 0.18
+    worker.runner.export = slowed(worker.runner.export)  # type: ignore[method-assign]
+    prompt = list(range(3, 43))
+    await worker.engine.ask(prompt, 1)
+    status = worker.engine.engine
+    await worker.engine.until(lambda: status.status.pages_store_dropped > 0)
+    assert 1 <= len(pool.pages) <= 4
+    assert status.status.pages_stored + status.status.pages_store_dropped == 10
+
+
+async def test_a_load_keeps_to_its_time_copying_included(start: Start) -> None:
+    maker, user = await start(), await start()
+    prompt = list(range(3, 43))
+    await maker.engine.ask(prompt, 1)
+    await maker.stored(10)
+    assert user.engine.offload is not None
+    user.engine.offload._limit_s = 0.18
+    user.runner.load = slowed(user.runner.load)  # type: ignore[method-assign]
+    answer = await user.engine.ask(prompt, 3)
+    assert answer.token_ids == toy_answer(prompt, 3)
+    assert 4 <= answer.cached.pool <= 16
+    assert answer.started is not None
+    assert answer.started.load_ms < 300
 
 
 async def test_others_go_on_while_one_loads(start: Start, pool: DictPool) -> None:

@@ -132,7 +132,9 @@ async def test_is_full_of_many_unsent_requests(peer: FakePeer) -> None:
     await outbox.close()
 
 
-async def test_a_load_is_told_once_and_only_where_there_is_credit(peer: FakePeer) -> None:
+async def test_a_load_is_told_again_and_again_but_only_where_there_is_credit(
+    peer: FakePeer,
+) -> None:
     outbox = make(peer)
     outbox.tell_load(LOAD)
     await settle()
@@ -141,7 +143,7 @@ async def test_a_load_is_told_once_and_only_where_there_is_credit(peer: FakePeer
         peer.credit.release()
         outbox.tell_load(load)
         await settle()
-    assert [step.load for step in peer.steps] == [LOAD, BUSIER]
+    assert [step.load for step in peer.steps] == [LOAD, LOAD, BUSIER]
     await outbox.close()
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,9 +16,11 @@ from pie.page.events import Part, PlaceId, Tier, part_bit
 from pie.page.key import page_keys
 from pie.tokens.tokenizer import Tokenizer
 from pie.wire.figures import kinds
-from pie.wire.messages import AskStatus, FinishReason, Lookup, RefusalCode, StatusReport
+from pie.wire.messages import AskStatus, FinishReason, Generate, Lookup, RefusalCode, StatusReport
+from pie.worker.batch import Batch, StepOutput
 from pie.worker.service import WorkerService
 from pie.worker.status import WorkerStatus
+from tests.support.credit import hold_credit
 from tests.support.models import CONTEXT_TOKENS, VOCAB_SIZE, tiny_module
 from tests.support.redis_server import index_settings, redis_server, redis_url
 from tests.worker.engine.asking import Asker
@@ -108,6 +112,28 @@ async def test_a_second_worker_goes_on_from_the_pool(
     assert warm.cached.device == fed.cached.pool
 
 
+async def test_pages_of_a_cluster_with_a_secret_are_of_use_to_nobody_else(
+    places: Places, reference: PreTrainedModel
+) -> None:
+    places.secret = b"s" * 32
+    node = await places.pool()
+    first, second = await places.worker("w0"), await places.worker("w1")
+    places.secret = None
+    stranger = await places.worker("w2")
+    one, two = await places.asker(first), await places.asker(second)
+    await one.ask(PROMPT, 4)
+    await until(lambda: first.status().pages_stored >= len(PROMPT) // PAGE)
+    assert (await two.ask(PROMPT, 4)).cached.pool == len(PROMPT) // PAGE * PAGE
+    # Without the secret nothing is taken for a page, neither here nor there.
+    other = await places.asker(stranger)
+    answer = await other.ask(PROMPT, 16)
+    assert answer.cached.pool == 0
+    expect(reference, PROMPT, answer)
+    await other.ask(PROMPT[::-1], 4)
+    await until(lambda: stranger.status().pages_store_dropped > 0)
+    assert node.status().bad_pages["at_store"] > 0
+
+
 async def test_a_pool_node_that_went_is_a_miss(places: Places, reference: PreTrainedModel) -> None:
     node = await places.pool()
     first, second = await places.worker("w0"), await places.worker("w1")
@@ -172,6 +198,16 @@ async def test_a_message_for_another_kind_of_place_is_refused(asker: Asker) -> N
     await asker.until_told(lambda: asker.answers["x"].refused is not None)
 
 
+async def test_a_frame_that_is_no_prompt_ends_its_connection_before_it_takes_memory(
+    places: Places, worker: WorkerService, asker: Asker
+) -> None:
+    stranger = await places.asker(worker)
+    request = Generate("x", stranger.client.epoch, 1, 1)
+    await stranger.client.send(request, [bytes(16 << 20)])
+    await asyncio.wait_for(stranger.gone.wait(), 5)
+    assert (await asker.ask([5, 6], 3)).finish_reason is not None
+
+
 async def test_another_epoch_is_refused(asker: Asker) -> None:
     answer = await asker.ask([5, 6], epoch=7)
     assert answer.refused is not None
@@ -191,12 +227,13 @@ async def test_a_full_queue_refuses(places: Places) -> None:
 
 
 async def test_a_slow_router_gets_merged_steps(places: Places, worker: WorkerService) -> None:
-    asker = await places.asker(worker, auto_credit=False)
+    asker = await places.asker(worker)
+    give = hold_credit(asker.client)
     _, answer = await asker.send([5, 6, 7], 300, ignore_eos=True)
     await until(lambda: worker.status().finished == 1)
     assert answer.finish_reason is None, "there was credit for all steps"
     before = answer.deltas
-    asker.client.grant(before)
+    give(before)
     await asker.ended(answer)
     assert len(answer.token_ids) == 300
     assert answer.deltas < before + 3
@@ -223,13 +260,26 @@ async def test_drain_keeps_to_its_time(worker: WorkerService, asker: Asker) -> N
         await worker.drain(0.05)
 
 
-async def test_an_idle_worker_tells_others_its_load(places: Places, worker: WorkerService) -> None:
+async def test_a_prefill_of_one_router_is_known_to_another_that_never_asked(
+    places: Places, worker: WorkerService
+) -> None:
     one, two = await places.asker(worker), await places.asker(worker)
-    await two.ask([5], 1)
-    _, answer = await one.send(PROMPT, 300, ignore_eos=True)
-    await one.until_told(lambda: answer.deltas > 2)
-    told = len(two.loads)
-    await two.until_told(lambda: len(two.loads) > told)
+    assert worker._engine is not None
+    runner = worker._engine._runner
+    real_run, go_on = runner.run, threading.Event()
+
+    def slow(batch: Batch) -> StepOutput:
+        go_on.wait(20)
+        return real_run(batch)
+
+    runner.run = slow  # type: ignore[method-assign]
+    _, answer = await one.send(PROMPT, 2)
+    await two.until_told(lambda: bool(two.loads) and two.loads[-1].running == 1)
+    assert two.loads[-1].waiting_tokens == len(PROMPT)
+    told, began_s = len(two.loads), time.monotonic()
+    await two.until_told(lambda: len(two.loads) >= told + 2)
+    assert time.monotonic() - began_s < 3, "it is told while it stays the same"
+    go_on.set()
     await one.ended(answer)
 
 

@@ -40,8 +40,18 @@ class Threaded(Driver):
             lambda error: self._on_loop(self.deaths.append, error),
         )
 
-    def attach(self, pool: PagePool, memory: PageMemory, names: PageNames) -> Offload:
-        self.offload = Offload(pool, memory, names, put=self.thread.put, limit_s=2.0)
+    def attach(
+        self,
+        pool: PagePool,
+        memory: PageMemory,
+        names: PageNames,
+        *,
+        limit_s: float = 2.0,
+        secret: bytes | None = None,
+    ) -> Offload:
+        self.offload = Offload(
+            pool, memory, names, put=self.thread.put, limit_s=limit_s, secret=secret
+        )
         self.engine.attach(self.offload)
         return self.offload
 

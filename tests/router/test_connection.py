@@ -1,0 +1,244 @@
+"""Clients that take memory, time or connections before anybody knows who they are."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from pie.router.service import RouterService
+from tests.router.conftest import WAIT_S, Cluster
+
+pytestmark = pytest.mark.live
+
+CHAT = "/v1/chat/completions"
+GET = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+LIMIT_BYTES = 16 * 1024
+LATE_S = 0.3
+
+
+@pytest.fixture
+async def router(cluster: Cluster) -> RouterService:
+    """A router without workers, with a token and short limits."""
+    return await cluster.router(
+        0,
+        api_token="secret",
+        max_head_bytes=LIMIT_BYTES,
+        head_timeout_s=LATE_S,
+        body_timeout_s=LATE_S,
+        body_total_timeout_s=2 * LATE_S,
+        max_connections=8,
+    )
+
+
+class Client:
+    """A plain socket."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+        self.sent_bytes = 0
+        self._whole: asyncio.Task[bytes] | None = None
+
+    async def send(self, data: bytes, times: int = 1, pause_s: float = 0.0) -> None:
+        """Send the same again and again, until the other end has had enough."""
+        for _ in range(times):
+            if self._rest().done():
+                return
+            self.writer.write(data)
+            try:
+                await self.writer.drain()
+            except OSError:
+                return
+            self.sent_bytes += len(data)
+            await asyncio.sleep(pause_s)
+
+    def _rest(self) -> asyncio.Task[bytes]:
+        """Read, from now on, all that comes until the connection ends."""
+        if self._whole is None:
+            self._whole = asyncio.create_task(self.reader.read())
+        return self._whole
+
+    async def answer(self) -> tuple[int, dict[str, str]]:
+        """Return the status and the error that the connection ends with."""
+        async with asyncio.timeout(WAIT_S):
+            whole = await self._rest()
+        head, _, content = whole.partition(b"\r\n\r\n")
+        assert b"connection: close" in head.lower()
+        return int(head.split()[1]), json.loads(content)["error"]
+
+    async def is_closed(self) -> bool:
+        """Wait until the other end has closed, whatever it says before."""
+        done, _ = await asyncio.wait([self._rest()], timeout=WAIT_S)
+        if done:
+            # A reset is an end like another.
+            self._rest().exception()
+        return bool(done)
+
+    async def get(self) -> int:
+        """Return the status of a small request on this connection, which stays open."""
+        self.writer.write(GET)
+        async with asyncio.timeout(WAIT_S):
+            head = await self.reader.readuntil(b"\r\n\r\n")
+            length = int(head.lower().partition(b"content-length: ")[2].split()[0])
+            await self.reader.readexactly(length)
+        return int(head.split()[1])
+
+
+class Clients:
+    """Sockets to one router, closed at the end of a test."""
+
+    def __init__(self, url: str) -> None:
+        self._url = urlsplit(url)
+        self._all: list[Client] = []
+
+    async def new(self) -> Client:
+        client = Client(*await asyncio.open_connection(self._url.hostname, self._url.port))
+        self._all.append(client)
+        return client
+
+    def close(self) -> None:
+        for client in self._all:
+            client.writer.close()
+
+
+@pytest.fixture
+async def clients(router: RouterService) -> AsyncIterator[Clients]:
+    clients = Clients(router.url)
+    yield clients
+    clients.close()
+
+
+@pytest.mark.parametrize(
+    ("begin", "more"),
+    [
+        (b"GET /", b"a" * 4096),
+        (b"GET / HTTP/1.1\r\nx: ", b"a" * 4096),
+        (b"GET / HTTP/1.1\r\n", b"x: " + b"a" * 4091 + b"\r\n"),
+        (b"GET / HTTP/1.1\r\n", b"x:\r\n" * 64),
+        (b"\r\n", b"\r\n" * 2048),
+    ],
+    ids=["address", "one header", "large headers", "empty headers", "nothing"],
+)
+async def test_headers_without_end_are_refused(clients: Clients, begin: bytes, more: bytes) -> None:
+    client = await clients.new()
+    await client.send(begin)
+    await client.send(more, times=1000, pause_s=0.001)
+    status, error = await client.answer()
+    assert (status, error["code"]) == (431, "headers_too_large")
+    assert client.sent_bytes < 10 * LIMIT_BYTES
+
+
+async def test_large_headers_that_come_at_once_are_refused(clients: Clients) -> None:
+    client = await clients.new()
+    await client.send(b"GET /health HTTP/1.1\r\nx: " + b"a" * 2 * LIMIT_BYTES + b"\r\n\r\n")
+    assert (await client.answer())[0] == 431
+
+
+async def test_trailers_without_end_are_refused(clients: Clients) -> None:
+    client = await clients.new()
+    head = f"POST {CHAT} HTTP/1.1\r\nauthorization: Bearer secret\r\n".encode()
+    await client.send(head + b"transfer-encoding: chunked\r\n\r\n1\r\n{\r\n0\r\nx: ")
+    await client.send(b"a" * 4096, times=1000, pause_s=0.001)
+    assert await client.is_closed()
+    assert client.sent_bytes < 10 * LIMIT_BYTES
+
+
+async def test_a_body_may_be_larger_than_headers(router: RouterService, clients: Clients) -> None:
+    client = await clients.new()
+    body = b'{"model": "' + b"m" * 4 * LIMIT_BYTES + b'", "messages": []}'
+    for chunk in (len(body), 1000):
+        head = f"POST {CHAT} HTTP/1.1\r\nauthorization: Bearer secret\r\n".encode()
+        parts = [body[at : at + chunk] for at in range(0, len(body), chunk)]
+        chunks = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts)
+        client.writer.write(head + b"transfer-encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n")
+        async with asyncio.timeout(WAIT_S):
+            answer = await client.reader.readuntil(b"\r\n\r\n")
+            length = int(answer.partition(b"content-length: ")[2].split()[0])
+            await client.reader.readexactly(length)
+        assert b" 400 " in answer
+    assert await client.get() == 200
+
+
+async def test_headers_that_come_byte_by_byte_run_out_of_time(clients: Clients) -> None:
+    client = await clients.new()
+    began_s = time.monotonic()
+    await client.send(b"GET /")
+    await client.send(b"a", times=1000, pause_s=LATE_S / 10)
+    status, error = await client.answer()
+    assert (status, error["code"]) == (408, "request_timeout")
+    assert time.monotonic() - began_s < 10 * LATE_S
+
+
+async def test_a_second_request_runs_out_of_time_as_well(clients: Clients) -> None:
+    client = await clients.new()
+    assert await client.get() == 200
+    await client.send(b"GET /")
+    await client.send(b"a", times=1000, pause_s=LATE_S / 10)
+    assert (await client.answer())[0] == 408
+
+
+async def test_a_connection_that_says_nothing_is_closed(clients: Clients) -> None:
+    client = await clients.new()
+    assert await client.is_closed()
+
+
+@pytest.mark.parametrize("token", ["secret", "wrong"])
+async def test_a_body_that_comes_byte_by_byte_runs_out_of_time(
+    clients: Clients, token: str
+) -> None:
+    client = await clients.new()
+    head = f"POST {CHAT} HTTP/1.1\r\nauthorization: Bearer {token}\r\ncontent-length: 1000\r\n\r\n"
+    began_s = time.monotonic()
+    await client.send(head.encode())
+    await client.send(b" ", times=1000, pause_s=LATE_S / 10)
+    assert await client.is_closed()
+    assert time.monotonic() - began_s < 10 * LATE_S
+
+
+async def test_requests_sent_ahead_are_bounded(clients: Clients) -> None:
+    client = await clients.new()
+    await client.send(GET * 1000)
+    assert await client.is_closed()
+
+
+async def test_an_idle_connection_lives_longer_than_headers_may_take(clients: Clients) -> None:
+    client = await clients.new()
+    for _ in range(3):
+        assert await client.get() == 200
+        await asyncio.sleep(2 * LATE_S)
+
+
+async def test_connections_that_ask_for_nothing_leave_room_for_others(
+    clients: Clients, http: httpx.AsyncClient, router: RouterService
+) -> None:
+    idle = [await clients.new() for _ in range(8)]
+    for client in idle:
+        assert await client.get() == 200
+    assert (await http.get(router.url + "/health")).status_code == 200
+    # The one that was idle for longest made room.
+    assert await idle[0].is_closed()
+    assert await idle[-1].get() == 200
+
+
+async def test_one_connection_too_many_is_told_so(clients: Clients) -> None:
+    for _ in range(8):
+        client = await clients.new()
+        await client.send(b"GET /")
+    await asyncio.sleep(LATE_S / 10)
+    refused = await clients.new()
+    status, error = await refused.answer()
+    assert (status, error["code"]) == (503, "overloaded")
+    assert "max_connections" in error["message"]
+
+
+async def test_what_is_no_http_is_told_in_the_usual_shape(clients: Clients) -> None:
+    client = await clients.new()
+    await client.send(b"\x16\x03\x01 hello\r\n\r\n")
+    status, error = await client.answer()
+    assert (status, error["type"]) == (400, "invalid_request_error")

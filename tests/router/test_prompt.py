@@ -1,0 +1,125 @@
+"""Prompts: remembered answers are kept apart, and what takes long is left to threads."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from array import array
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from pie.router.memory import AnswerMemory, Turn
+from pie.router.prompt import Prompt, PromptMaker
+from pie.tokens.detokenizer import Detokenizer
+from pie.tokens.template import ChatTemplate
+from pie.tokens.tokenizer import Tokenizer
+
+ROOM = 100_000
+
+
+@pytest.fixture
+def memory() -> Iterator[AnswerMemory]:
+    memory = AnswerMemory(2**20)
+    yield memory
+    memory.check()
+
+
+@pytest.fixture
+def maker(chat_folder: Path, memory: AnswerMemory) -> Iterator[PromptMaker]:
+    with ThreadPoolExecutor(2) as threads:
+        yield PromptMaker(
+            Tokenizer.load(chat_folder),
+            ChatTemplate.load(chat_folder),
+            memory=memory,
+            thread_bytes=2000,
+            threads=threads,
+        )
+
+
+class Talk:
+    """One conversation whose answers are spelled as no tokenizer would: byte by byte."""
+
+    def __init__(self, maker: PromptMaker, begin: str) -> None:
+        self.maker = maker
+        self.turns: tuple[Turn, ...] = (Turn("user", begin),)
+        ids = range(maker.tokenizer.vocab_size)
+        self._bytes = {maker.tokenizer.token_bytes(id_): id_ for id_ in ids}
+
+    async def prompt(self, model: str = "m", salt: str | None = None) -> Prompt:
+        return await self.maker.conversation(
+            self.turns, model=model, salt=salt, context_tokens=ROOM
+        )
+
+    async def answer(self, text: str, model: str = "m", salt: str | None = None) -> array[int]:
+        """Remember an answer, ask on, and return all ids up to the end of the answer."""
+        prompt = await self.prompt(model, salt)
+        ids = array("I", [self._bytes[bytes([byte])] for byte in text.encode()])
+        await self.maker.remember(prompt, text, ids)
+        self.turns += (Turn("assistant", text), Turn("user", "and then?"))
+        return prompt.ids + ids
+
+
+@pytest.mark.parametrize(
+    ("model", "salt", "known"),
+    [
+        ("m", None, True),
+        ("other", None, False),
+        ("m", "tenant", False),
+        ("m/tenant", None, False),
+    ],
+)
+async def test_an_answer_is_known_to_its_own_model_and_salt_alone(
+    maker: PromptMaker, model: str, salt: str | None, known: bool
+) -> None:
+    talk = Talk(maker, "hello")
+    ids = await talk.answer("the quick fox")
+    prompt = await talk.prompt(model, salt)
+    assert (prompt.ids[: len(ids)] == ids) is known
+
+
+async def test_a_name_and_a_salt_do_not_run_together(maker: PromptMaker) -> None:
+    talk = Talk(maker, "hello")
+    ids = await talk.answer("the quick fox", "m", "tenant")
+    assert (await talk.prompt("m", "tenant")).ids[: len(ids)] == ids
+    assert (await talk.prompt("m/tenant", None)).ids[: len(ids)] != ids
+
+
+async def test_long_conversations_go_on_while_other_answers_are_remembered(
+    maker: PromptMaker, memory: AnswerMemory
+) -> None:
+    memory.budget_bytes = 40_000
+    long = Talk(maker, "a long question " * 200)
+    ids = await long.answer("the quick fox")
+    switch_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        asked = [asyncio.ensure_future(long.prompt()) for _ in range(20)]
+        for number in range(300):
+            await Talk(maker, f"question {number}").answer("yes")
+            await asyncio.sleep(0)
+        prompts = await asyncio.gather(*asked)
+    finally:
+        sys.setswitchinterval(switch_s)
+    assert any(prompt.ids[: len(ids)] == ids for prompt in prompts)
+
+
+async def test_a_long_answer_is_turned_to_text_beside_the_event_loop(
+    maker: PromptMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: set[int] = set()
+    push = Detokenizer.push
+
+    def watched(self: Detokenizer, ids: list[int]) -> str:
+        seen.add(threading.get_ident())
+        return push(self, ids)
+
+    monkeypatch.setattr(Detokenizer, "push", watched)
+    talk = Talk(maker, "hello")
+    ids = await talk.answer("the quick fox " * 500)
+    assert seen
+    assert threading.get_ident() not in seen
+    assert (await talk.prompt()).ids[: len(ids)] == ids
