@@ -28,12 +28,15 @@ from pie.page.format import PageHeader
 from pie.page.lookup import LookupStatus
 from pie.policies.manager import RetentionManager
 from pie.policies.retention import PageView
+from pie.pool.cache_counters import CacheCounters
 from pie.pool.copying import copy_payload
 from pie.pool.tier import BadPages, PageId, StoredPage, Tier, TierKind, entry_of, id_of
 
 _MAX_ROUNDS = 8
 """Evictions tried for one store. Each asks for twice the room of the one before: where the gaps
 that victims leave do not join, the eighth asks for 128 times what is needed."""
+
+_LEAVING_TIMEOUT_S = 1.0
 
 _HIT = LookupStatus.HIT
 """A name of its own: look-ups of thousands of pages spend a third of their time on members."""
@@ -67,25 +70,13 @@ class Loan(NamedTuple):
 
 
 @dataclass(slots=True)
-class CacheCounters:
-    """What happened since the start."""
-
-    hits: int = 0
-    misses: int = 0
-    pending: int = 0
-    stored: int = 0
-    no_room: int = 0
-    evicted: int = 0
-    demoted: int = 0
-    promoted: int = 0
-
-
-@dataclass(slots=True)
 class _Shelf:
     """A level and the pages that it is known to hold."""
 
     level: Level
     held: dict[PageId, PageHeader] = field(default_factory=dict)
+    leaving: int = 0
+    """Victims on their way out. They are pinned, so that no two threads choose the same."""
 
 
 class TieredCache:
@@ -115,6 +106,7 @@ class TieredCache:
         self._writing: dict[PageId, PageHeader] = {}
         self._moves: Moves | None = None
         self._lock = threading.Lock()
+        self._left = threading.Condition(self._lock)
 
     def move_with(self, moves: Moves | None) -> None:
         """Tell `moves` from now on what it may want to do; None ends that."""
@@ -392,17 +384,29 @@ class TieredCache:
         Unless it may lose them, it ends at the first one that the next tier does not take.
         """
         shelf = self._shelves[at]
+        manager = shelf.level.manager
         with self._lock:
-            victims = shelf.level.manager.victims(wanted_bytes, self._clock())
+            victims = manager.victims(wanted_bytes, self._clock())
+            if not victims and shelf.leaving:
+                # Another thread has chosen all that may leave: its victims are ours too.
+                return int(self._left.wait(_LEAVING_TIMEOUT_S))
+            for key, part in victims:
+                manager.pin(key, part)
+            shelf.leaving += len(victims)
         gone = 0
+        is_safe = True
         for key, part in victims:
             page = PageId(key, part)
-            is_safe = at + 1 < len(self._shelves) and self._demote(at, page)
-            if not is_safe and not may_lose:
-                break
-            if shelf.level.tier.remove(page):
-                gone += 1
-            self._record(at, page)
+            if may_lose or is_safe:
+                is_safe = at + 1 < len(self._shelves) and self._demote(at, page)
+                if (is_safe or may_lose) and shelf.level.tier.remove(page):
+                    gone += 1
+                self._record(at, page)
+            with self._lock:
+                if manager.pins(key, part):
+                    manager.unpin(key, part)
+                shelf.leaving -= 1
+                self._left.notify_all()
         with self._lock:
             self.counters.evicted += gone
         return gone

@@ -96,7 +96,7 @@ class Compaction:
         if new is None:
             return
         with self._lock:
-            is_same = entry.is_readable and entry.home is home
+            is_same = entry.home is home and entry.is_readable
             if is_same:
                 entry.home = Home(folder, new, 0)
         folder.packs.remove(slot if is_same else new, page.key)

@@ -7,6 +7,7 @@ Covers making a directory for its first file and removing it after its last. Doe
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +62,8 @@ class Directories:
                     empty.append(path)
         for path in empty:
             # Whoever enters it just now makes it again, or has put a file there already.
-            self._files.remove_folder(path)
+            with contextlib.suppress(OSError):
+                self._files.remove_folder(path)
         return freed
 
     def _line(self, directory: Path) -> list[Path]:

@@ -77,7 +77,8 @@ class DiskTier:
         self.budget_bytes = budget_bytes
         pack_bytes = min(PACK_BYTES, max(_LEAST_PACK_BYTES, budget_bytes // 16))
         # What is alive in a pack, half of it at most, must fit elsewhere before the pack can go.
-        self._space = Space(budget_bytes, kept_back_bytes=pack_bytes * 5 // 8 + 4 * 4096)
+        self._kept_back = pack_bytes * 5 // 8 + 4 * 4096
+        self._space = Space(budget_bytes, self._kept_back)
         self._folders = [
             Folder(
                 path,
@@ -340,7 +341,7 @@ class DiskTier:
         if not folders:
             return LookupStatus.MISS
         size = header.raw_bytes + FRAME_BYTES + 4 * max(f.block_bytes for f in folders)
-        if not any(folder.has_room(size) for folder in folders):
+        if not any(folder.has_room(size + self._kept_back) for folder in folders):
             return LookupStatus.RETRY
         claim = self._space.claim(size)
         while claim is None and self._compaction.step():
@@ -351,7 +352,8 @@ class DiskTier:
         """Write a page into the first folder that takes it, the one of its key before others."""
         start = int.from_bytes(header.key[:4]) % len(self._folders)
         for folder in (*self._folders[start:], *self._folders[:start]):
-            if not folder.health.takes_stores or not folder.has_room(claim.left_bytes):
+            wanted = claim.left_bytes + self._kept_back
+            if not folder.health.takes_stores or not folder.has_room(wanted):
                 continue
             try:
                 home = folder.store(header, payload, claim)

@@ -207,8 +207,11 @@ class Folder:
             self.packs.remove(home.slot, header.key)
             return
         path = self._path(header)
-        freed = self._set_aside.take_file(path, reason)
-        self._space.give((freed and home.file_bytes) + self._directories.leave(path.parent))
+        kept = self._set_aside.take_file(path, reason)
+        self._space.give(home.file_bytes + self._directories.leave(path.parent))
+        self._space.found(kept)
+        with contextlib.suppress(OSError):
+            self._set_aside.trim()
 
     def has_room(self, size: int) -> bool:
         """Say whether the disk has so many bytes left, as far as it can say."""
@@ -235,6 +238,7 @@ class Folder:
             block_bytes=self.block_bytes,
             secret=self._secret,
             sync=self._is_safe,
+            on_error=lambda error: self.health.failed(error, "remove"),
         )
 
     def _lock(self, timeout_s: float) -> None:
@@ -345,9 +349,11 @@ class Folder:
 
     def _found_bad(self, path: Path, size: int, reason: BadPageReason) -> None:
         self.bad_pages[reason.value] += 1
-        self._space.found(size)
-        with contextlib.suppress(OSError):
-            self._space.give(self._set_aside.take_file(path, reason))
+        try:
+            self._space.found(self._set_aside.take_file(path, reason))
+            self._set_aside.trim()
+        except OSError:
+            self._space.found(size)
 
     def _sync_failed(self, error: OSError) -> None:
         self.health.failed(error, "sync")

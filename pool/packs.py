@@ -15,7 +15,7 @@ import contextlib
 import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,7 +76,20 @@ class Packs:
         block_bytes: int = 4096,
         secret: bytes | None = None,
         sync: bool = False,
+        on_error: Callable[[OSError], object] = lambda _: None,
     ) -> None:
+        """Begin with no pack; `scan` finds those that are there.
+
+        Args:
+            path: The folder of the packs alone.
+            files: Makes the system calls.
+            space: What packs take is taken from it.
+            pack_bytes: A pack of this size takes no more pages.
+            block_bytes: In which unit the file system hands out bytes.
+            secret: The cluster's secret, where it has one.
+            sync: Whether each page is brought to the disk at once.
+            on_error: Told what the disk refused, where that does not keep the call from its end.
+        """
         self.path = path
         self._files = files
         self._space = space
@@ -84,6 +97,7 @@ class Packs:
         self._block_bytes = block_bytes
         self._secret = secret
         self._sync = sync
+        self._on_error = on_error
         self._open: Pack | None = None
         self._packs: dict[int, Pack] = {}
         self._next = 1
@@ -144,20 +158,21 @@ class Packs:
     def remove(self, slot: Slot, key: PageKey) -> None:
         """Mark a page as dead, and delete its pack if it was the last one alive there.
 
-        A disk that does not take the mark brings the page back at the next start.
-
-        Raises:
-            OSError: A pack cannot be deleted; its bytes stay taken.
+        The page is gone in any case. A disk that does not take the mark brings it back at the next
+        start, and one that does not let a pack go keeps its bytes taken; both are reported.
         """
         with self._lock:
             self._free(slot)
             is_last = self._retire(slot.pack)
-        if is_last:
-            self._delete(slot.pack)
-        else:
-            left = encode_record(Left(slot.offset, key), self._secret)
-            with contextlib.suppress(FileNotFoundError):
-                self._files.append(self.paths(slot.pack)[1], left, create=False, sync=False)
+        try:
+            if is_last:
+                self._delete(slot.pack)
+            else:
+                left = encode_record(Left(slot.offset, key), self._secret)
+                with contextlib.suppress(FileNotFoundError):
+                    self._files.append(self.paths(slot.pack)[1], left, create=False, sync=False)
+        except OSError as error:
+            self._on_error(error)
 
     def half_dead(self) -> Pack | None:
         """Return the pack that compaction frees most of, closing it; None where none is half dead."""
@@ -250,9 +265,13 @@ class Packs:
         return True
 
     def _delete(self, pack: Pack) -> None:
-        # The pack first: a list without its pack is an orphan, and so is the reverse.
-        for path in self.paths(pack):
-            self._files.unlink(path)
+        try:
+            # A list without its pack is an orphan, and so is the reverse.
+            for path in self.paths(pack):
+                self._files.unlink(path)
+        except OSError:
+            pack.is_deleted = False
+            raise
         with self._lock:
             del self._packs[pack.number]
         self._space.give(pack.charged_bytes)

@@ -37,18 +37,17 @@ class SetAside:
                 self._space.found(self._files.allocated(path))
 
     def take_file(self, path: Path, reason: BadPageReason) -> int:
-        """Take a bad file away, and return the bytes that this frees.
+        """Take a bad file away, and return the physical bytes that it still takes.
 
         Raises:
             OSError: The disk does not let it go.
         """
-        size = self._files.allocated(path)
         if not self._keep:
             self._files.unlink(path)
-            return size
+            return 0
+        size = self._files.allocated(path)
         self._files.rename(path, self._new_path(path.name, reason))
-        self._trim()
-        return 0
+        return size
 
     def take_bytes(self, name: str, data: bytes, reason: BadPageReason) -> None:
         """Keep a copy of a bad page that lay in a pack, where that is wanted and there is room.
@@ -64,14 +63,20 @@ class SetAside:
             size = self._files.write_new(self._new_path(name, reason), [data], sync=False)
         finally:
             self._space.give(max(0, taken - size))
-        self._trim()
+        self.trim()
 
     def _new_path(self, name: str, reason: BadPageReason) -> Path:
         # Of this process, so that no earlier one's is overwritten.
         return self._path / f"{name}.{reason.value}.{os.getpid()}-{next(self._count)}"
 
-    def _trim(self) -> None:
-        """Let the oldest go."""
+    def trim(self) -> None:
+        """Let the oldest go, where there are too many.
+
+        Raises:
+            OSError: The disk does not let them go.
+        """
+        if not self._keep:
+            return
         kept = sorted(self._path.iterdir(), key=lambda path: path.lstat().st_mtime_ns)
         for path in kept[:-_MOST_KEPT]:
             size = self._files.allocated(path)
