@@ -157,6 +157,7 @@ class RouterActor(ServiceActor):
         name: str,
         log_dir: Path,
         *,
+        secret: bytes,
         router: RouterSettings,
         policies: PolicySettings,
         index: IndexSettings,
@@ -170,6 +171,7 @@ class RouterActor(ServiceActor):
                 index_url=index_url,
                 index=index,
                 routing=load_policy_file(policies.file).new_routing(),
+                secret=secret,
             )
             return service, await service.start()
 

@@ -111,8 +111,9 @@ def run_demo(config: PieConfig, console: Console, report: Report) -> bool:
 
 def _apart(config: PieConfig, folder: Path) -> PieConfig:
     """Keep the demonstration's places out of the index of a cluster that runs already."""
-    own = {"url": "", "data_dir": folder / "index"}
-    return config.model_copy(update={"index": config.index.model_copy(update=own)})
+    index = config.index.model_copy(update={"url": "", "data_dir": folder / "index"})
+    router = config.router.model_copy(update={"allow_place_header": True})
+    return config.model_copy(update={"index": index, "router": router})
 
 
 class _Demo:

@@ -336,7 +336,12 @@ class Cluster:
         self._router = Part(
             "router",
             lambda: ray.actor(
-                RouterActor, "router", self._logs, router=self._router_settings, **common
+                RouterActor,
+                "router",
+                self._logs,
+                secret=self._secret,
+                router=self._router_settings,
+                **common,
             ),
         )
         self._pool = [

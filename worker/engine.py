@@ -399,6 +399,7 @@ class Engine:
             refused=counters.refused,
             preemptions=self._scheduler.preemptions,
             prefill_tokens=counters.prefill_tokens,
+            prefill_tokens_shared_in_flight=self._scheduler.shared_in_flight,
             decode_tokens=counters.decode_tokens,
             cached_tokens_device=counters.cached_tokens_device,
             cached_tokens_pool=counters.cached_tokens_pool,

@@ -7,6 +7,10 @@ A step takes the next token of every sequence in decode first, then prefill in o
 bounded so that a long prompt does not stall the others' tokens. A sequence is admitted when its
 whole prompt fits beside what the running ones were promised. When pages run out all the same, the
 youngest is pre-empted: its frozen pages stay cached, and it goes on from them later.
+
+A page is computed by one sequence at a time (single flight): whoever needs a page that an earlier
+one is about to compute, or that a load is to bring, waits for it, page by page. Who that is is seen
+anew in each step, so that a waiter takes over where the earlier one ended or was pre-empted.
 """
 
 from __future__ import annotations
@@ -69,7 +73,7 @@ class Scheduler:
         table: The pages.
         limits: What plans keep to.
         page_tokens: Tokens in a page.
-        load_wish: Asked once for each sequence, when it is admitted.
+        load_wish: Asked once for each sequence, before it computes anything.
     """
 
     def __init__(
@@ -91,6 +95,8 @@ class Scheduler:
         self._running: list[Sequence] = []
         self._orphans: list[Sequence] = []
         self.preemptions = 0
+        self.shared_in_flight = 0
+        """Tokens that sequences did not compute because they waited for another that did."""
 
     @property
     def running(self) -> int:
@@ -116,7 +122,9 @@ class Scheduler:
     def waiting_tokens(self) -> int:
         """Tokens ahead of a new arrival: not computed yet, those in decode left out."""
         return sum(one.expected_tokens for one in self._waiting) + sum(
-            one.missing for one in self._loading + self._running if one.missing > 1
+            one.missing - one.awaited
+            for one in self._loading + self._running
+            if one.missing - one.awaited > 1
         )
 
     def submit(self, sequence: Sequence) -> bool:
@@ -136,22 +144,36 @@ class Scheduler:
             prefill_tokens: Most prefill tokens of a step in which others decode.
         """
         plan = StepPlan()
-        self._admit(plan, now_s)
+        self._admit(now_s)
         chunks: dict[int, Chunk] = {}
         for sequence in list(self._running):
             if sequence.state is SequenceState.RUNNING and sequence.missing == 1:
                 self._add(chunks, sequence, 1, now_s)
         left = prefill_tokens if chunks else self._limits.step_tokens
+        under_way = {
+            key
+            for one in (*self._loading, *(chunk.sequence for chunk in chunks.values()))
+            for key in one.working_set.next_keys
+        }
         for sequence in list(self._running):
             if sequence.state is not SequenceState.RUNNING or sequence.number in chunks:
                 continue
             self._match(sequence, now_s)
+            sequence.awaited = sequence.working_set.leading_tokens(under_way)
+            if sequence.awaited:
+                continue
+            if self._begin_load(sequence, now_s):
+                plan.loads.append(sequence)
+                under_way.update(sequence.working_set.next_keys)
+                continue
             room = self._limits.step_tokens - sum(chunk.tokens for chunk in chunks.values())
             # A sequence that another's prefill left with one token decodes: no prefill budget.
             budget = min(room, max(left, 0)) if sequence.missing > 1 else room
             tokens = self._chunk_tokens(sequence, budget)
             if tokens and self._add(chunks, sequence, tokens, now_s) and sequence.missing > 1:
                 left -= tokens
+            if sequence.state is SequenceState.RUNNING:
+                under_way.update(sequence.working_set.next_keys)
         plan.chunks.extend(chunks.values())
         return plan
 
@@ -202,8 +224,9 @@ class Scheduler:
                 assert sequences == sorted(sequences, key=_arrival)
         assert len(self._running) + len(self._loading) <= self._limits.max_running
         assert all(not one.working_set.pages for one in self._waiting)
+        assert not any(one.awaited for one in self._waiting + self._loading)
 
-    def _admit(self, plan: StepPlan, now_s: float) -> None:
+    def _admit(self, now_s: float) -> None:
         while self._waiting and self._occupied < self._limits.max_running:
             sequence = self._waiting[0]
             if not self._fits(sequence):
@@ -212,33 +235,54 @@ class Scheduler:
             if sequence.admitted_s is None:
                 sequence.admitted_s = now_s
             self._match(sequence, now_s)
-            if not self._begin_load(sequence, now_s):
-                self._run(sequence)
-                continue
-            sequence.state = SequenceState.LOADING
-            bisect.insort(self._loading, sequence, key=_arrival)
-            plan.loads.append(sequence)
+            under_way = self._pages_under_way(sequence) - sequence.working_set.frozen
+            sequence.awaited = max(0, under_way) * self._page_tokens
+            self._run(sequence)
 
     def _fits(self, sequence: Sequence) -> bool:
-        """Say whether its prompt and one page more fit beside what was promised to others."""
+        """Say whether its prompt and one page more fit beside what was promised to others.
+
+        A page that several wait for is promised once, to the one that computes it.
+        """
         working_set = sequence.working_set
         held = self._table.matching(working_set.keys)
-        needed = working_set.pages_for(sequence.length + 1) - held.pages
+        shared = max(held.pages, self._pages_under_way(sequence))
+        needed = working_set.pages_for(sequence.length + 1) - shared
         promised = sum(
-            one.working_set.pages_for(one.length + 1) for one in self._running + self._loading
+            one.working_set.pages_for(one.length + 1) - one.awaited // self._page_tokens
+            for one in self._running + self._loading
         )
         return needed + promised <= self._table.available - held.idle
 
     def _begin_load(self, sequence: Sequence, now_s: float) -> bool:
+        """Let a sequence that has computed nothing yet load instead, once, where it wishes to."""
         if sequence.load_tried:
             return False
         sequence.load_tried = True
         count = self._load_wish(sequence)
-        return count > 0 and sequence.working_set.begin_load(count, now_s) is not None
+        if count <= 0 or sequence.working_set.begin_load(count, now_s) is None:
+            return False
+        self._running.remove(sequence)
+        sequence.state = SequenceState.LOADING
+        bisect.insort(self._loading, sequence, key=_arrival)
+        return True
+
+    def _pages_under_way(self, sequence: Sequence) -> int:
+        """Return how many of its leading pages others hold, compute or load."""
+        return max(
+            (
+                sequence.working_set.shared_pages(one.working_set)
+                for one in self._running + self._loading
+            ),
+            default=0,
+        )
 
     def _match(self, sequence: Sequence, now_s: float) -> None:
-        if sequence.working_set.match(now_s):
+        won = sequence.working_set.match(now_s)
+        if won:
             sequence.cached_device += sequence.note_reached()
+            if sequence.awaited:
+                self.shared_in_flight += won
 
     def _chunk_tokens(self, sequence: Sequence, budget: int) -> int:
         """Return how many tokens to run: up to `budget`, and to a page's end where it is cut."""
@@ -263,6 +307,7 @@ class Scheduler:
         self._running.remove(sequence)
         sequence.working_set.release()
         sequence.expected_tokens = 1
+        sequence.awaited = 0
         self._queue(sequence)
         self.preemptions += 1
 

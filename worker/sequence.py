@@ -41,6 +41,8 @@ class Sequence:
     """Tokens that it did not compute because their pages were in device memory."""
     cached_pool: int = 0
     """Tokens that it did not compute because their pages came from the pool."""
+    awaited: int = 0
+    """Tokens that it waits for, because another sequence computes or loads their pages."""
     expected_tokens: int = 0
     """Tokens to compute before its first output, as estimated on arrival."""
 

@@ -44,6 +44,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     refused: Counter[int] = 0
     preemptions: Counter[int] = 0
     prefill_tokens: Counter[int] = 0
+    prefill_tokens_shared_in_flight: Counter[int] = 0
+    """Prompt tokens that were not computed because another request was computing them."""
     decode_tokens: Counter[int] = 0
     cached_tokens_device: Counter[int] = 0
     cached_tokens_pool: Counter[int] = 0

@@ -9,8 +9,10 @@ ones that are not computed yet, and the writable buffer at the end.
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from pie.page.key import PageKey, RootKey, page_keys
 from pie.worker.batch import PageSlot
@@ -55,6 +57,27 @@ class WorkingSet:
     def writes(self) -> bool:
         """Whether the next pass writes state; not where it only reads the last frozen page."""
         return self.computed >= self.frozen * self._page_tokens
+
+    @property
+    def next_keys(self) -> list[PageKey]:
+        """Keys of the full pages that are not frozen yet."""
+        return self.keys[self.frozen :]
+
+    def shared_pages(self, other: WorkingSet) -> int:
+        """Return how many leading full pages hold the same tokens as those of `other`."""
+        both = range(min(len(self.keys), len(other.keys)))
+        # A key names all tokens up to its page's end: from the first that differs on, all do.
+        return bisect.bisect_left(both, True, key=lambda at: self.keys[at] != other.keys[at])
+
+    def leading_tokens(self, keys: Container[PageKey]) -> int:
+        """Return how many of the next tokens lie in pages that `keys` names.
+
+        None in the middle of a page: what is there of it cannot be exchanged for another's.
+        """
+        if self.computed != self.frozen * self._page_tokens:
+            return 0
+        found = sum(1 for _ in itertools.takewhile(keys.__contains__, self.next_keys))
+        return found * self._page_tokens
 
     def append(self, token: int) -> None:
         """Add a token that was drawn."""

@@ -84,7 +84,7 @@ def small() -> Subject:
     reference.eval()  # type: ignore[no-untyped-call]
     tokenizer = Tokenizer.load(model.folder)
     ids = tokenizer.encode(TEXT)
-    asked = [ids[: 30 + 2 * n] + ids[n : n + 3] for n in range(16)]
+    asked = [ids[n : 33 + 2 * n] for n in range(16)]
     return Subject(model, reference, tokenizer, asked, 4, pages=96)
 
 
@@ -221,9 +221,9 @@ async def test_in_a_mixed_batch_of_sixteen(cluster: Cluster, subject: Subject) -
     assert len(answers) == 16
     assert sum(answer.cached.pool > 0 for answer in answers) >= 4
     for prompt, answer in zip(subject.prompts, answers, strict=True):
-        # A single page is computed rather than fetched.
+        # A single page more than others have is computed rather than fetched.
         if prompt not in cold and len(prompt) >= 2 * subject.page_tokens:
-            assert answer.cached.total == subject.full(prompt)
+            assert answer.cached.total >= subject.full(prompt) - subject.page_tokens
         expect(subject.reference, prompt, answer)
 
 
