@@ -12,6 +12,7 @@ keeps its place in the table until its file is gone, so that nobody writes the s
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections import Counter
@@ -34,6 +35,8 @@ from pie.pool.settings import Durability
 from pie.pool.space import Claim, Space
 from pie.pool.staging import Staging
 from pie.pool.tier import BadPages, PageId, StoredPage, id_of
+
+log = logging.getLogger("pie.pool.disk")
 
 _CLOSE_TIMEOUT_S = 10.0
 _LEAST_PACK_BYTES = 64 << 10
@@ -158,6 +161,8 @@ class DiskTier:
                 self._take_away(earlier)
             self._entries[id_of(page.header)] = DiskEntry(page.header, LookupStatus.HIT, page.home)
         self._shed()
+        if bad := self.bad_by_reason:
+            log.warning("bad pages on disk were taken away at the start: %s", dict(bad))
         with self._lock:
             self._is_open = True
 
