@@ -287,10 +287,12 @@ class Packs:
         for record in records:
             if isinstance(record, Left):
                 pages.pop(record.offset, None)
-            elif record.offset + record.length <= size:
-                pages[record.offset] = record
             else:
-                is_whole = False
+                pages[record.offset] = record
+        beyond = [at for at, came in pages.items() if at + came.length > size]
+        for at in beyond:
+            del pages[at]
+        is_whole = is_whole and not beyond
         if not pages:
             with contextlib.suppress(OSError):  # On a disk that is read-only it stays as it is.
                 self._files.unlink(data)

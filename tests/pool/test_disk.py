@@ -1,5 +1,6 @@
 """The disk tier passes the suite of all tiers, keeps its pages over restarts and keeps to its cap."""
 
+import functools
 import itertools
 import random
 import shutil
@@ -58,18 +59,23 @@ class TestDiskTierOfTwoFolders(TestDiskTier):
     folders = 2
 
 
-_scratch = Path(tempfile.mkdtemp(prefix="pie-disk"))
 _numbers = itertools.count()
+
+
+@functools.cache
+def _scratch() -> Path:
+    return Path(tempfile.mkdtemp(prefix="pie-disk"))
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _no_scratch_left() -> Iterator[None]:
     yield
-    shutil.rmtree(_scratch, ignore_errors=True)
+    if _scratch.cache_info().currsize:
+        shutil.rmtree(_scratch())
 
 
 def _open_tier(budget_bytes: int, folder: Path | None = None) -> DiskTier:
-    folder = folder or _scratch / str(next(_numbers))
+    folder = folder or _scratch() / str(next(_numbers))
     tier = DiskTier([folder], budget_bytes, durability=Durability.NONE)
     tier.open()
     return tier
@@ -90,6 +96,7 @@ class RestartMachine(TierMachine):
         self.tier = _open_tier(self.tier.budget_bytes, folder)
         assert pages_of(self.tier) == set(self.held)
         assert self.tier.used_bytes <= before
+        assert not self.tier.bad_by_reason
 
     @precondition(lambda self: bool(self.held) and not self.writing)
     @rule()
