@@ -130,6 +130,7 @@ class PoolActor(ServiceActor):
 
         async def start(_progress: Progress) -> tuple[Service, str]:
             epoch = await next_epoch(index_url, index, place)
+            chosen = load_policy_file(policies.file)
             node = PoolNode(
                 place,
                 pool,
@@ -139,7 +140,8 @@ class PoolActor(ServiceActor):
                 epoch=epoch,
                 secret=secret,
                 on_dead=_end_process,
-                retention=load_policy_file(policies.file).new_retention(),
+                retention=chosen.new_retention(),
+                disk_retention=chosen.new_retention(),
             )
             record = await node.start()
             return node, record.address

@@ -14,7 +14,6 @@ import contextlib
 import dataclasses
 import logging
 import os
-import secrets
 import socket
 import tempfile
 import time
@@ -32,6 +31,7 @@ from pie.cluster.config import PieConfig
 from pie.cluster.errors import StartError
 from pie.cluster.guard import MARK_VARIABLE, Guard
 from pie.cluster.host import Phase, State
+from pie.cluster.secret import kept_secret, new_secret
 from pie.index.errors import PageIndexError, ServerError
 from pie.index.lease import Lease
 from pie.index.server import EmbeddedServer
@@ -48,8 +48,6 @@ _POLL_S = 0.2
 _STATE_TIMEOUT_S = 5.0
 _FOLDER_CHARS = 34
 """A socket's path may have 107 characters, of which Ray takes 72 below its folder."""
-_SECRET_BYTES = 32
-"""Keys the checksums of pages, so that nobody else can make one that a worker takes."""
 _CRASHES = 5
 """Unexpected failures of one part, one after another, after which the cluster gives up."""
 
@@ -107,7 +105,7 @@ class Cluster:
         self._index: EmbeddedServer | None = None
         self._index_url = config.index.url
         self._router_settings = config.router
-        self._secret = secrets.token_bytes(_SECRET_BYTES)
+        self._secret = new_secret()
         self._lease: Lease | None = None
         self._ray: RayRuntime | None = None
         self._router: Part | None = None
@@ -333,6 +331,11 @@ class Cluster:
 
     def _make_parts(self, ray: RayRuntime) -> None:
         config = self._config
+        # Ray starts processes where it likes; a path in `pie.toml` is meant from here.
+        folders = tuple(folder.absolute() for folder in config.pool.disk_folders)
+        pool = config.pool.model_copy(update={"disk_folders": folders})
+        if pool.nodes and pool.disk_budget:
+            self._secret = kept_secret(folders[0])
         common = {
             "index": config.index,
             "index_url": self._index_url,
@@ -353,7 +356,7 @@ class Cluster:
             ),
         )
         self._pool = [
-            self._part(ray, PoolActor, f"pool-{i}", pool=config.pool, **common)
+            self._part(ray, PoolActor, f"pool-{i}", pool=pool, **common)
             for i in range(config.pool.nodes)
         ]
         self._workers = [

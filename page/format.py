@@ -30,8 +30,11 @@ FORMAT_VERSION = 1
 
 CHECKSUM_BYTES = 16
 SECRET_BYTES = 32
+HEAD_BYTES = 4096
+"""Within so many first bytes lies a page file's header."""
 
 _MAGIC = b"ARROW1"
+_SCHEMA_AT = 8
 _PREFIX = "pie."
 _XXH3: Final = "xxh3-128"
 _BLAKE3: Final = "blake3-keyed"
@@ -108,16 +111,27 @@ def encode_page(
     packed = pack(payload, codec, header.dtype)
     if memoryview(packed).nbytes >= raw_bytes:
         packed, codec = payload, Codec.NONE
-    fields = _fields(header, codec)
-    fields["checksum_kind"] = _XXH3 if secret is None else _BLAKE3
-    fields["header_checksum"] = _header_checksum(fields, secret).hex()
-    schema = pa.schema([_FIELD], {_PREFIX + name: text for name, text in fields.items()})
-    buffer = pa.py_buffer(packed)
-    column = pa.Array.from_buffers(pa.uint8(), buffer.size, [None, buffer], null_count=0)
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, schema) as writer:
-        writer.write_batch(pa.record_batch([column], schema=schema))
+    _write(sink, header, packed, codec, secret)
     return memoryview(sink.getvalue()).cast("B")
+
+
+def page_chunks(
+    header: PageHeader, payload: Buffer, *, secret: bytes | None = None
+) -> list[memoryview]:
+    """Return the page file of a raw payload in pieces, of which the payload itself is one.
+
+    For `writev`: the same bytes as `encode_page` with codec `none`, without a copy of the payload.
+
+    Raises:
+        ValueError: The payload is packed already, or is of another size.
+    """
+    raw_bytes = memoryview(payload).nbytes
+    if header.codec != Codec.NONE or raw_bytes != header.raw_bytes:
+        raise ValueError(f"{raw_bytes} bytes, codec {header.codec}, do not fit {header}")
+    sink = _Chunks()
+    _write(pa.PythonFile(sink, mode="w"), header, payload, Codec.NONE, secret)
+    return sink.chunks
 
 
 def decode_page(
@@ -156,6 +170,31 @@ def decode_header(file: Buffer, *, secret: bytes | None = None) -> PageHeader:
         BadPage: It is not a page, or not a whole one.
     """
     return _open(file, secret)[1]
+
+
+def decode_head(head: Buffer, file_bytes: int, *, secret: bytes | None = None) -> PageHeader:
+    """Return the header of a page file, checked, from the file's first `HEAD_BYTES` alone.
+
+    Args:
+        head: The first bytes.
+        file_bytes: Size of the whole file; its other bytes are not looked at.
+        secret: The cluster's secret, where it has one.
+
+    Raises:
+        BadPage: It does not begin like a page, or is too short for its payload.
+    """
+    view = memoryview(head).cast("B")
+    if bytes(view[: len(_MAGIC)]) != _MAGIC:
+        raise BadPage(BadPageReason.NOT_A_PAGE, "it does not begin like a page")
+    try:
+        schema = pa.ipc.read_schema(pa.py_buffer(view[_SCHEMA_AT:]))
+    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+        raise BadPage(BadPageReason.NOT_A_PAGE, str(error)) from None
+    header, codec = _checked(schema, secret)
+    if codec is Codec.NONE and file_bytes < header.raw_bytes:
+        detail = f"{file_bytes} bytes cannot hold {header.raw_bytes}"
+        raise BadPage(BadPageReason.TRUNCATED, detail)
+    return header
 
 
 def page_name(model_root: RootKey, key: PageKey, part: Part) -> str:
@@ -228,14 +267,22 @@ def _open(file: Buffer, secret: bytes | None) -> tuple[pa.RecordBatchFileReader,
     _check_ends(memoryview(file))
     try:
         reader = pa.ipc.open_file(pa.BufferReader(pa.py_buffer(file)))
-        metadata = reader.schema.metadata or {}
-        fields = {
-            name.decode().removeprefix(_PREFIX): text.decode()
-            for name, text in metadata.items()
-            if name.decode().startswith(_PREFIX)
-        }
+        schema = reader.schema
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
         raise BadPage(BadPageReason.NOT_A_PAGE, str(error)) from None
+    return reader, *_checked(schema, secret)
+
+
+def _checked(schema: pa.Schema, secret: bytes | None) -> tuple[PageHeader, Codec]:
+    """Return what a schema's metadata say, checked."""
+    try:
+        fields = {
+            name.decode().removeprefix(_PREFIX): text.decode()
+            for name, text in (schema.metadata or {}).items()
+            if name.decode().startswith(_PREFIX)
+        }
+    except ValueError as error:
+        raise BadPage(BadPageReason.HEADER, str(error)) from None
     version = fields.get("version")
     if version != str(FORMAT_VERSION):
         raise BadPage(BadPageReason.VERSION, f"version {version}, not {FORMAT_VERSION}")
@@ -253,7 +300,46 @@ def _open(file: Buffer, secret: bytes | None) -> tuple[pa.RecordBatchFileReader,
         codec = Codec(fields["codec"])
     except (KeyError, ValueError) as error:
         raise BadPage(BadPageReason.CODEC, str(error)) from None
-    return reader, header, codec
+    return header, codec
+
+
+class _Chunks:
+    """A file to Arrow: keeps what is written as it comes, buffers without a copy."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self.chunks: list[memoryview] = []
+        self._size = 0
+
+    def write(self, data: Buffer) -> int:
+        view = memoryview(data).cast("B")
+        self.chunks.append(view)
+        self._size += view.nbytes
+        return view.nbytes
+
+    def tell(self) -> int:
+        return self._size
+
+    def flush(self) -> None:
+        """Nothing waits."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _write(
+    sink: pa.NativeFile, header: PageHeader, packed: Buffer, codec: Codec, secret: bytes | None
+) -> None:
+    """Write a page file whose payload is packed already."""
+    fields = _fields(header, codec)
+    fields["checksum_kind"] = _XXH3 if secret is None else _BLAKE3
+    fields["header_checksum"] = _header_checksum(fields, secret).hex()
+    schema = pa.schema([_FIELD], {_PREFIX + name: text for name, text in fields.items()})
+    buffer = pa.py_buffer(packed)
+    column = pa.Array.from_buffers(pa.uint8(), buffer.size, [None, buffer], null_count=0)
+    with pa.ipc.new_file(sink, schema) as writer:
+        writer.write_batch(pa.record_batch([column], schema=schema))
 
 
 def _check_ends(file: memoryview) -> None:

@@ -5,7 +5,9 @@ index. Does not cover what a policy wants (`pie.policies`) or who asks (`pie.poo
 
 A new page goes into the first tier. A tier without room asks its retention manager for victims; a
 victim goes to the next tier, or away from the last one. A page is served from the tier that holds
-it; a load does not move it.
+it. Where there is a mover (`pie.pool.mover`), a page that was used in a lower tier is copied to the
+first one soon after, and the first tier is kept from becoming quite full, so that a new page
+seldom has to wait for a victim to be written elsewhere.
 
 Thread-safe. The lock guards tables only: hashing, copying and a tier's own I/O happen outside, so
 what a tier holds can change between a verb and its record here. `_record` settles that: under
@@ -18,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from pie.index.contract import IndexWriter
 from pie.page.events import PageEntry
@@ -26,12 +28,15 @@ from pie.page.format import PageHeader
 from pie.page.lookup import LookupStatus
 from pie.policies.manager import RetentionManager
 from pie.policies.retention import PageView
+from pie.pool.cache_counters import CacheCounters
 from pie.pool.copying import copy_payload
-from pie.pool.tier import BadPages, PageId, StoredPage, Tier, entry_of, id_of
+from pie.pool.tier import BadPages, PageId, StoredPage, Tier, TierKind, entry_of, id_of
 
 _MAX_ROUNDS = 8
 """Evictions tried for one store. Each asks for twice the room of the one before: where the gaps
 that victims leave do not join, the eighth asks for 128 times what is needed."""
+
+_LEAVING_TIMEOUT_S = 1.0
 
 _HIT = LookupStatus.HIT
 """A name of its own: look-ups of thousands of pages spend a third of their time on members."""
@@ -45,6 +50,16 @@ class Level:
     manager: RetentionManager
 
 
+class Moves(Protocol):
+    """What moves pages between tiers beside those who use them; see `pie.pool.mover`."""
+
+    def promote_soon(self, page: PageId) -> None:
+        """Copy a page that was used in a lower tier to the first one."""
+
+    def look(self) -> None:
+        """Look whether the first tier is too full."""
+
+
 class Loan(NamedTuple):
     """A page on loan, and the level that lent it."""
 
@@ -55,24 +70,13 @@ class Loan(NamedTuple):
 
 
 @dataclass(slots=True)
-class CacheCounters:
-    """What happened since the start."""
-
-    hits: int = 0
-    misses: int = 0
-    pending: int = 0
-    stored: int = 0
-    no_room: int = 0
-    evicted: int = 0
-    demoted: int = 0
-
-
-@dataclass(slots=True)
 class _Shelf:
     """A level and the pages that it is known to hold."""
 
     level: Level
     held: dict[PageId, PageHeader] = field(default_factory=dict)
+    leaving: int = 0
+    """Victims on their way out. They are pinned, so that no two threads choose the same."""
 
 
 class TieredCache:
@@ -100,7 +104,40 @@ class TieredCache:
         self._index = index
         self._clock = clock
         self._writing: dict[PageId, PageHeader] = {}
+        self._moves: Moves | None = None
         self._lock = threading.Lock()
+        self._left = threading.Condition(self._lock)
+
+    def move_with(self, moves: Moves | None) -> None:
+        """Tell `moves` from now on what it may want to do; None ends that."""
+        self._moves = moves
+
+    def adopt(self) -> int:
+        """Take on what the tiers hold already, and return how many pages that is.
+
+        Before anybody uses the cache.
+        """
+        count = 0
+        for at, shelf in enumerate(self._shelves):
+            for header in shelf.level.tier.pages():
+                self._record(at, id_of(header), header)
+                count += 1
+        return count
+
+    @property
+    def tiers(self) -> list[TierKind]:
+        """The kinds of its tiers, the fastest first."""
+        return [tier.kind for tier in self._tiers]
+
+    @property
+    def is_tiered(self) -> bool:
+        """Whether there is a tier below the first, so that a store or a load may wait for it."""
+        return len(self._shelves) > 1
+
+    def is_quick(self, page: PageId) -> bool:
+        """Say whether a load of a page, or a miss, does not wait for a lower tier."""
+        first, *lower = self._tiers
+        return first.lookup(page) is _HIT or not any(tier.lookup(page) is _HIT for tier in lower)
 
     @property
     def used_bytes(self) -> int:
@@ -142,17 +179,26 @@ class TieredCache:
                 return header.raw_bytes
         return 0
 
-    def prepare_store(self, header: PageHeader) -> memoryview | LookupStatus:
+    def prepare_store(
+        self, header: PageHeader, *, may_evict: bool = True
+    ) -> memoryview | LookupStatus:
         """Reserve room for a page, evicting where the policy says, and return it.
 
         Returns `HIT` or `PENDING` where some tier has the page or it is being written, `RETRY`
-        where no room can be made, `MISS` where the cache is closed.
+        where no room can be made, `MISS` where the cache is closed. A caller who must not wait for
+        a victim to be written to a lower tier says that nothing may be evicted, and then `RETRY`
+        is not counted.
         """
         page = id_of(header)
         status = self.lookup(page)
         if status is not LookupStatus.MISS:
             return status
-        room = self._room(0, header)
+        if not may_evict:
+            room = self._tiers[0].prepare_store(header)
+            if room is LookupStatus.RETRY:
+                return room
+        else:
+            room = self._room(0, header)
         if isinstance(room, memoryview):
             with self._lock:
                 self._writing[page] = header
@@ -170,6 +216,8 @@ class TieredCache:
             with self._lock:
                 self.counters.stored += 1
             self._record(0, page, header)
+            if self._moves is not None:
+                self._moves.look()
         return good
 
     def prepare_load(self, page: PageId) -> Loan | LookupStatus:
@@ -182,6 +230,8 @@ class TieredCache:
                     self.counters.hits += 1
                     shelf.level.manager.hit(page.key, page.part, self._clock())
                     is_counted = shelf.level.manager.pin(page.key, page.part)
+                if at and self._moves is not None:
+                    self._moves.promote_soon(page)
                 return Loan(stored, at, is_counted)
             if stored is not LookupStatus.MISS:
                 best = stored
@@ -193,6 +243,13 @@ class TieredCache:
             else:
                 self.counters.pending += 1
         return best
+
+    def expect(self, pages: Sequence[PageId]) -> None:
+        """Let lower tiers prepare for loads of pages that will come soon, in that order."""
+        first, *lower = self._tiers
+        wanted = [page for page in pages if first.lookup(page) is not _HIT] if lower else []
+        for tier in lower:
+            tier.expect(wanted)
 
     def complete_load(self, loan: Loan) -> None:
         """End a loan."""
@@ -213,6 +270,59 @@ class TieredCache:
             self._record(at, page)
         return gone
 
+    def promote(self, page: PageId) -> bool:
+        """Copy a page from a lower tier to the first; say whether it came to be there so."""
+        if self._tiers[0].lookup(page) is not LookupStatus.MISS:
+            return False
+        for at in range(1, len(self._shelves)):
+            header = self._copy(page, at, 0)
+            if header is not None:
+                with self._lock:
+                    self.counters.promoted += 1
+                self._record(0, page, header)
+                return True
+        return False
+
+    def is_fuller_than(self, share: float) -> bool:
+        """Say whether more than a share of the first tier is taken."""
+        tier = self._tiers[0]
+        return tier.used_bytes > share * tier.budget_bytes
+
+    def relieve(self, full_above: float, full_to: float) -> None:
+        """Move victims of the first tier down, if more than a share of it is taken.
+
+        Nothing is lost by it: it ends where the next tier takes no more.
+
+        Args:
+            full_above: Share of the budget above which it is too full.
+            full_to: Share of the budget that may stay taken.
+        """
+        tier = self._tiers[0]
+        if self.is_tiered and self.is_fuller_than(full_above):
+            excess = tier.used_bytes - int(full_to * tier.budget_bytes)
+            self._evict(0, excess, may_lose=False)
+
+    def save(self, until_s: float) -> None:
+        """Copy what only the first tier holds to the next one, until the clock says `until_s`."""
+        if not self.is_tiered:
+            return
+        with self._lock:
+            pages = list(self._shelves[0].held)
+        # What came last is used last, so it is what is wanted first after a restart.
+        for page in reversed(pages):
+            if self._clock() >= until_s:
+                break
+            self._demote(0, page)
+
+    def reconcile(self) -> None:
+        """Make all records equal to what the tiers say, where a tier has lost pages by itself."""
+        for at, shelf in enumerate(self._shelves):
+            with self._lock:
+                held = list(shelf.held)
+            for page in held:
+                if shelf.level.tier.lookup(page) is not _HIT:
+                    self._record(at, page)
+
     def entries(self) -> list[PageEntry]:
         """Return what the index should know: every readable page in every tier."""
         with self._lock:
@@ -221,6 +331,14 @@ class TieredCache:
                 for shelf in self._shelves
                 for header in shelf.held.values()
             ]
+
+    def bytes_by_tier(self) -> dict[str, int]:
+        """Return how many bytes each tier has taken, by the tier's name."""
+        return {tier.kind.name.lower(): tier.used_bytes for tier in self._tiers}
+
+    def budgets_by_tier(self) -> dict[str, int]:
+        """Return how many bytes each tier may take, by the tier's name."""
+        return {tier.kind.name.lower(): tier.budget_bytes for tier in self._tiers}
 
     def pages_by_tier(self) -> dict[str, int]:
         """Return how many pages each tier holds, by the tier's name."""
@@ -260,47 +378,72 @@ class TieredCache:
             wanted *= 2
         return room
 
-    def _evict(self, at: int, wanted_bytes: int) -> int:
-        """Let victims of about `wanted_bytes` leave a tier; return how many did."""
+    def _evict(self, at: int, wanted_bytes: int, *, may_lose: bool = True) -> int:
+        """Let victims of about `wanted_bytes` leave a tier; return how many did.
+
+        Unless it may lose them, it ends at the first one that the next tier does not take.
+        """
         shelf = self._shelves[at]
+        manager = shelf.level.manager
         with self._lock:
-            victims = shelf.level.manager.victims(wanted_bytes, self._clock())
+            victims = manager.victims(wanted_bytes, self._clock())
+            if not victims and shelf.leaving:
+                # Another thread has chosen all that may leave: its victims are ours too.
+                return int(self._left.wait(_LEAVING_TIMEOUT_S))
+            for key, part in victims:
+                manager.pin(key, part)
+            shelf.leaving += len(victims)
         gone = 0
+        is_safe = True
         for key, part in victims:
             page = PageId(key, part)
-            if at + 1 < len(self._shelves):
-                self._demote(at, page)
-            if shelf.level.tier.remove(page):
-                gone += 1
-            self._record(at, page)
+            if may_lose or is_safe:
+                is_safe = at + 1 < len(self._shelves) and self._demote(at, page)
+                if (is_safe or may_lose) and shelf.level.tier.remove(page):
+                    gone += 1
+                self._record(at, page)
+            with self._lock:
+                if manager.pins(key, part):
+                    manager.unpin(key, part)
+                shelf.leaving -= 1
+                self._left.notify_all()
         with self._lock:
             self.counters.evicted += gone
         return gone
 
-    def _demote(self, at: int, page: PageId) -> None:
-        """Copy a page to the next tier, where that has room."""
-        upper, lower = self._shelves[at].level.tier, self._shelves[at + 1].level.tier
+    def _demote(self, at: int, page: PageId) -> bool:
+        """Copy a page to the next tier, where that has room; say whether it is there now."""
+        lower = self._tiers[at + 1]
         if lower.lookup(page) is not LookupStatus.MISS:
-            return
-        stored = upper.prepare_load(page)
+            return lower.lookup(page) is _HIT
+        header = self._copy(page, at, at + 1)
+        if header is None:
+            return False
+        with self._lock:
+            self.counters.demoted += 1
+        self._record(at + 1, page, header)
+        return True
+
+    def _copy(self, page: PageId, source: int, target: int) -> PageHeader | None:
+        """Copy a page between tiers, and return its header if it is in the target now."""
+        tier = self._tiers[source]
+        stored = tier.prepare_load(page)
         if not isinstance(stored, StoredPage):
-            return
+            self._record(source, page)
+            return None
         try:
-            room = self._room(at + 1, stored.header)
+            room = self._room(target, stored.header)
             if not isinstance(room, memoryview):
-                return
+                return None
             copied = False
             try:
                 copy_payload(room, stored.payload)
                 copied = True
             finally:
-                good = lower.complete_store(page, success=copied)
+                good = self._tiers[target].complete_store(page, success=copied)
         finally:
-            upper.complete_load(page)
-        if good:
-            with self._lock:
-                self.counters.demoted += 1
-            self._record(at + 1, page, stored.header)
+            tier.complete_load(page)
+        return stored.header if good else None
 
     def _record(self, at: int, page: PageId, header: PageHeader | None = None) -> None:
         """Make the record of a page in one tier equal to what the tier says now.

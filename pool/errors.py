@@ -4,7 +4,8 @@ A page that is not there, no longer fits or went bad is a value, never an error.
 
     PoolError
     ├── NotPreparedError    a store or load was completed that nobody prepared
-    └── NoArenaError        the machine does not give the memory that the budget asks for
+    ├── NoArenaError        the machine does not give the memory that the budget asks for
+    └── FolderInUseError    another process keeps its pages in this folder
 """
 
 from __future__ import annotations
@@ -20,3 +21,7 @@ class NotPreparedError(PoolError):
 
 class NoArenaError(PoolError):
     """The machine does not give the memory that the budget asks for."""
+
+
+class FolderInUseError(PoolError):
+    """Another process keeps its pages in this folder."""

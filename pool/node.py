@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import quote
 
 from pie.index.contract import PlaceRecord
 from pie.index.errors import PlaceFencedError
 from pie.index.publisher import Publisher
 from pie.index.settings import IndexSettings
-from pie.page.events import Epoch, PlaceId, PlaceKind, Tier as TierKind
+from pie.page.events import Epoch, PlaceId, PlaceKind
 from pie.policies.manager import RetentionManager
 from pie.policies.retention import RetentionPolicy
 from pie.pool.cache import Level, TieredCache
 from pie.pool.checksum import Checksum
+from pie.pool.disk import DiskTier
 from pie.pool.index_relay import IndexRelay
+from pie.pool.mover import Mover
 from pie.pool.ram import RamTier
 from pie.pool.serving import PoolService
 from pie.pool.settings import PoolSettings
@@ -33,9 +37,14 @@ from pie.wire.settings import WireSettings
 
 log = logging.getLogger("pie.pool.node")
 
+_DISK_THREADS = 3
+"""Beside those that check: a thread that waits for the disk must not keep RAM waiting."""
+_LOCK_TIMEOUT_S = 10.0
+"""How long a process that was told to end, or is being killed, may still hold the folder."""
+
 
 class PoolNode:
-    """Serves pages from RAM, and says in the index which. For one event loop."""
+    """Serves pages from RAM and disk, and says in the index which. For one event loop."""
 
     def __init__(
         self,
@@ -46,6 +55,7 @@ class PoolNode:
         epoch: Epoch,
         address: str | None = None,
         retention: RetentionPolicy | None = None,
+        disk_retention: RetentionPolicy | None = None,
         secret: bytes | None = None,
         on_dead: Callable[[BaseException], None] | None = None,
         index_settings: IndexSettings | None = None,
@@ -59,7 +69,8 @@ class PoolNode:
             index_url: Redis; None serves without telling anybody.
             epoch: This start's number, larger than those of earlier starts.
             address: Where to listen; a free port of loopback where None.
-            retention: Which pages leave first; `lru` where None.
+            retention: Which pages leave RAM first; `lru` where None.
+            disk_retention: Which pages leave the disk first; `lru` where None.
             secret: 32 bytes that all of the cluster share, where pages are to be keyed with them.
             on_dead: Called on the event loop when this start is over because a later one is up:
                 the process should be replaced.
@@ -71,11 +82,24 @@ class PoolNode:
         self._settings = settings
         self._index_url = index_url
         self._index_settings = index_settings or IndexSettings()
-        self._tier = RamTier(settings.ram_budget, checksum=Checksum(secret))
+        self._tier = RamTier(int(settings.ram_budget), checksum=Checksum(secret))
         self._relay = IndexRelay()
-        manager = RetentionManager(retention, name=f"{place} ram")
-        self._cache = TieredCache([Level(self._tier, manager)], index=self._relay)
-        self._threads = ThreadPoolExecutor(settings.check_threads, thread_name_prefix="pie-pool")
+        levels = [Level(self._tier, RetentionManager(retention, name=f"{place} ram"))]
+        self._disk: DiskTier | None = None
+        if settings.disk_budget:
+            self._disk = DiskTier(
+                [folder / quote(place, safe="") for folder in settings.disk_folders],
+                int(settings.disk_budget),
+                secret=secret,
+                durability=settings.disk_durability,
+                keep_bad_pages=settings.keep_bad_pages,
+                on_lost=self._lost,
+            )
+            levels.append(Level(self._disk, RetentionManager(disk_retention, name=f"{place} disk")))
+        self._cache = TieredCache(levels, index=self._relay)
+        self._mover = Mover(self._cache)
+        threads = settings.check_threads + (_DISK_THREADS if self._disk is not None else 0)
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="pie-pool")
         self._service = PoolService(self._cache, self._threads, settings)
         self._server = WireServer(
             address or "tcp://127.0.0.1:0",
@@ -105,14 +129,17 @@ class PoolNode:
 
         Raises:
             AddressError: The address cannot be had.
+            FolderInUseError: Another process keeps its pages in this node's folder.
         """
+        if self._disk is not None:
+            await asyncio.to_thread(self._open_disk, self._disk)
         address = await self._server.start()
         self._record = PlaceRecord(
             place=self.place,
             epoch=self.epoch,
             kind=PlaceKind.POOL,
             address=address,
-            tiers=(int(TierKind.POOL_RAM),),
+            tiers=tuple(int(tier) for tier in self._cache.tiers),
             ttl_s=self._index_settings.ttl_s,
         )
         if self._index_url is not None:
@@ -129,13 +156,19 @@ class PoolNode:
         return self._record
 
     async def drain(self, timeout_s: float) -> None:
-        """Refuse new stores and wait, at most so long, until what is under way is done."""
+        """Refuse new stores and wait, at most so long, until what is under way is done.
+
+        With a disk, what only RAM holds goes there meanwhile, as far as the time lasts.
+        """
+        until_s = time.monotonic() + timeout_s
         self._service.drain()
         try:
             async with asyncio.timeout(timeout_s):
                 await self._service.idle()
         except TimeoutError:
             log.warning("%s: transfers still under way after %.1f s", self.place, timeout_s)
+        if self._disk is not None:
+            await asyncio.to_thread(self._cache.save, until_s)
 
     async def close(self) -> None:
         """Stop at once and leave nothing behind: the index forgets the node."""
@@ -143,14 +176,15 @@ class PoolNode:
         await self._server.close()
         # No handler runs any more; a copy that a thread has begun ends within milliseconds.
         await asyncio.to_thread(self._threads.shutdown, wait=True)
+        await asyncio.to_thread(self._mover.close)
         if self._publisher is not None:
             self._relay.connect(None)
             await self._publisher.close()
-        self._cache.close()
+        await asyncio.to_thread(self._cache.close)
 
     def status(self) -> PoolStatus:
         """Return the node's numbers."""
-        counters, service = self._cache.counters, self._service
+        counters, service, disk = self._cache.counters, self._service, self._disk
         bad = self._cache.bad_pages
         return PoolStatus(
             place=self.place,
@@ -161,6 +195,9 @@ class PoolNode:
             used_bytes=self._cache.used_bytes,
             budget_bytes=self._cache.budget_bytes,
             pages=self._cache.pages_by_tier(),
+            tier_used_bytes=self._cache.bytes_by_tier(),
+            tier_budget_bytes=self._cache.budgets_by_tier(),
+            disk_folders={} if disk is None else dict(disk.folder_states()),
             claims=len(service.claims),
             loans=service.loans,
             hits=counters.hits,
@@ -169,6 +206,7 @@ class PoolNode:
             stored=counters.stored,
             evicted=counters.evicted,
             demoted=counters.demoted,
+            promoted=counters.promoted,
             no_room=counters.no_room,
             policy_failures=self._cache.policy_failures,
             bad_pages={
@@ -178,12 +216,26 @@ class PoolNode:
             },
             sent_bytes=service.sent_bytes,
             received_bytes=service.received_bytes,
+            disk_errors={} if disk is None else dict(disk.errors),
+            disk_bad_pages={} if disk is None else dict(disk.bad_by_reason),
         )
 
     def check(self) -> None:
         """Assert that all tables agree. Only while the node is idle."""
         self._cache.check()
         self._service.claims.check()
+
+    def _open_disk(self, disk: DiskTier) -> None:
+        """Find what an earlier start left, and from then on move pages between the tiers."""
+        began_s = time.monotonic()
+        disk.open(_LOCK_TIMEOUT_S)
+        found = self._cache.adopt()
+        took_s = time.monotonic() - began_s
+        log.info("%s found %d pages on disk in %.1f s", self.place, found, took_s)
+        self._mover.start()
+
+    def _lost(self) -> None:
+        self._mover.reconcile_soon()
 
     def _fenced(self) -> None:
         """Take nothing more; whoever made this node ends its process."""

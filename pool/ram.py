@@ -12,7 +12,7 @@ memory, so a check costs a twelfth of a transfer. Hashing happens outside the lo
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from pie.page.events import Tier as TierKind
@@ -143,6 +143,9 @@ class RamTier:
             if entry is None or not entry.pins:
                 raise NotPreparedError(f"nobody holds a loan of {page.key.hex()}")
             self._unpin(page, entry)
+
+    def expect(self, pages: Iterable[PageId]) -> None:
+        """Hear which pages will be loaded soon: they are here."""
 
     def remove(self, page: PageId) -> bool:
         """Remove a page unless it is pinned or being written; say whether it is gone."""

@@ -6,7 +6,23 @@ keep. Does not cover which pages leave first (`pie.policies`).
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field
+import enum
+from pathlib import Path
+
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, field_validator
+
+_LEAST_DISK_BYTES = 1 << 20
+
+
+class Durability(enum.StrEnum):
+    """When a page on disk survives a loss of power. All survive the end of the process."""
+
+    NONE = "none"
+    """When the system gets to it, within half a minute or so."""
+    BATCH = "batch"
+    """A second after it was stored."""
+    ALWAYS = "always"
+    """As soon as it can be read."""
 
 
 class PoolSettings(BaseModel):
@@ -19,6 +35,28 @@ class PoolSettings(BaseModel):
         default=ByteSize(1 << 30),
         ge=1 << 20,
         description="RAM that one node's pages and their bookkeeping may take, such as `8GiB`.",
+    )
+    disk_budget: ByteSize = Field(
+        default=ByteSize(0),
+        ge=0,
+        description="Disk space that one node's pages may take, such as `200GiB`: what leaves RAM "
+        "goes there and survives a restart. 0 keeps pages in RAM alone.",
+    )
+    disk_folders: tuple[Path, ...] = Field(
+        default=(Path(".pie/pages"),),
+        min_length=1,
+        description="Folders for pages on disk, of one disk each where there are several; every "
+        "node has a folder of its own in each.",
+    )
+    disk_durability: Durability = Field(
+        default=Durability.BATCH,
+        description="When a page on disk survives a loss of power: `none` when the system gets to "
+        "it, `batch` after a second, `always` at once.",
+    )
+    keep_bad_pages: bool = Field(
+        default=False,
+        description="Set damaged page files aside, the latest 32 in `bad/` of their folder, "
+        "instead of removing them.",
     )
     claim_timeout_s: float = Field(
         default=5.0,
@@ -34,3 +72,10 @@ class PoolSettings(BaseModel):
     check_threads: int = Field(
         default=1, ge=1, le=64, description="Threads of a node that copy and verify payloads."
     )
+
+    @field_validator("disk_budget")
+    @classmethod
+    def _is_off_or_enough(cls, value: ByteSize) -> ByteSize:
+        if 0 < value < _LEAST_DISK_BYTES:
+            raise ValueError("0 keeps pages in RAM alone; a disk budget is 1MiB or more")
+        return value

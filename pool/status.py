@@ -23,6 +23,10 @@ class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
     budget_bytes: Gauge[int]
     pages: Gauge[dict[str, int]]
     """Readable pages by tier."""
+    tier_used_bytes: Gauge[dict[str, int]]
+    tier_budget_bytes: Gauge[dict[str, int]]
+    disk_folders: Gauge[dict[str, int]]
+    """Folders of the disk tier by state: `ok`, `read_only` (they give pages and take none), `off`."""
     claims: Gauge[int]
     """Pages that writers have announced and not yet sent."""
     loans: Gauge[int]
@@ -33,6 +37,8 @@ class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
     stored: Counter[int]
     evicted: Counter[int]
     demoted: Counter[int]
+    promoted: Counter[int]
+    """Pages that were used on disk and copied to RAM."""
     no_room: Counter[int]
     """Stores refused because nothing could leave."""
     policy_failures: Counter[int]
@@ -41,3 +47,7 @@ class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Pages that did not match their checksum, by reason: `at_store`, `at_load`, `malformed`."""
     sent_bytes: Counter[int]
     received_bytes: Counter[int]
+    disk_errors: Counter[dict[str, int]]
+    """What the disk refused, by reason, such as `no_space`, `read_only`, `io`."""
+    disk_bad_pages: Counter[dict[str, int]]
+    """Pages on disk that were damaged or gone, by reason, found at the start or at a load."""

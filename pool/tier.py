@@ -9,7 +9,7 @@ A page cannot be read until its store is complete, and a pinned page cannot leav
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Protocol
 
 from typing_extensions import Buffer
@@ -67,8 +67,9 @@ class Tier(Protocol):
         """Reserve room for a page and return where its payload goes.
 
         Returns `HIT` or `PENDING` where the page is there or being written, `RETRY` where there
-        is no room (nothing is evicted here), and `MISS` where the tier is closed. The page is
-        unreadable until `complete_store`, which whoever was lent the room must call.
+        is no room (nothing is evicted here), and `MISS` where the tier is closed or takes no pages
+        now, so that eviction would not help. The page is unreadable until `complete_store`, which
+        whoever was lent the room must call.
         """
         ...
 
@@ -95,6 +96,9 @@ class Tier(Protocol):
         Raises:
             NotPreparedError: Nobody holds a loan of this page.
         """
+
+    def expect(self, pages: Iterable[PageId]) -> None:
+        """Hear which pages will be loaded soon, in that order; a hint that need not be taken."""
 
     def remove(self, page: PageId) -> bool:
         """Remove a page unless it is pinned or being written; say whether it is gone.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from pie.page.events import Tier as TierKind
 from pie.page.format import PageHeader
@@ -53,6 +53,10 @@ class WrappedTier:
     def complete_load(self, page: PageId) -> None:
         """End a loan."""
         self.inner.complete_load(page)
+
+    def expect(self, pages: Iterable[PageId]) -> None:
+        """Hear which pages will be loaded soon."""
+        self.inner.expect(pages)
 
     def remove(self, page: PageId) -> bool:
         """Remove a page unless it is in use."""

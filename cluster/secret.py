@@ -1,0 +1,71 @@
+"""The secret that all of a cluster share.
+
+Covers keeping it beside the pages on disk, which are keyed with it: without it they could not be
+read after the cluster was stopped. Does not cover what is keyed with it (`pie.page.format`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+from pathlib import Path
+
+from pie.cluster.errors import StartError
+from pie.page.format import SECRET_BYTES
+
+log = logging.getLogger("pie.cluster.secret")
+
+_NAME = "cluster.secret"
+
+
+def new_secret() -> bytes:
+    """Return a secret for one run."""
+    return secrets.token_bytes(SECRET_BYTES)
+
+
+def kept_secret(folder: Path) -> bytes:
+    """Return the secret in a folder of pages, making it where there is none yet.
+
+    Where it cannot be kept, because the disk takes nothing, it is one for this run.
+
+    Raises:
+        StartError: There is one that is not whole.
+    """
+    file = folder / _NAME
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            return _read(file)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _write(file, new_secret())
+        return _read(file)
+    except OSError as error:
+        log.warning("%s cannot be kept (%s): pages on disk are of this run alone", file, error)
+        return new_secret()
+
+
+def _read(file: Path) -> bytes:
+    secret = file.read_bytes()
+    if len(secret) != SECRET_BYTES:
+        raise StartError(
+            f"{file} is damaged: put back its {SECRET_BYTES} bytes, or remove it together with "
+            "the pages beside it, which nobody can read without it"
+        )
+    return secret
+
+
+def _write(file: Path, secret: bytes) -> None:
+    """Write a file as a whole, unless another process was first."""
+    temporary = file.with_name(f"{_NAME}.{os.getpid()}")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        os.write(handle, secret)
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, file)
+    finally:
+        temporary.unlink()

@@ -1,0 +1,359 @@
+"""One folder of the disk tier.
+
+Covers its lock, storing, loading and removing one page in it, and finding what an earlier process
+left. Does not cover which folder a page goes to or who may have it (`pie.pool.disk`).
+
+    .lock                           held by the process that uses the folder
+    tmp/                            page files that are being written
+    packs/N.pack, packs/N.list      small pages, many to a file (`pie.pool.packs`)
+    bad/                            bad pages that were set aside, where that is wanted
+    <model root>/<kk>/<key>.<part>  page files
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from pie.page.errors import BadPage, BadPageReason
+from pie.page.format import (
+    HEAD_BYTES,
+    PageHeader,
+    decode_head,
+    decode_page,
+    page_chunks,
+    page_name,
+    parse_page_name,
+)
+from pie.page.key import KEY_BYTES
+from pie.pool.directories import Directories
+from pie.pool.errors import FolderInUseError
+from pie.pool.files import Files
+from pie.pool.health import Health
+from pie.pool.packs import Packs, Slot
+from pie.pool.set_aside import SetAside
+from pie.pool.settings import Durability
+from pie.pool.space import Claim, Space
+from pie.pool.syncer import Syncer
+
+SMALL_BYTES = 64 << 10
+"""Payloads of less go into packs: in files of their own, blocks and names would cost too much."""
+FRAME_BYTES = 4096
+"""What a page file takes beside its payload, at most: 2.5 KB, and names of up to 128 characters."""
+
+_LOCK_POLL_S = 0.05
+_RENAMES = 8
+
+
+@dataclass(slots=True)
+class Home:
+    """Where a page lies: in a slot of a pack or in a file of its own."""
+
+    folder: Folder
+    slot: Slot | None
+    file_bytes: int
+    """Physical bytes of its own file."""
+
+
+class FoundPage(NamedTuple):
+    """A page that an earlier process left."""
+
+    header: PageHeader
+    home: Home
+    stored_ns: int
+
+
+class Folder:
+    """Pages in one folder. Thread-safe. What may wait for the disk may raise `OSError`."""
+
+    def __init__(
+        self,
+        path: Path,
+        space: Space,
+        *,
+        files: Files,
+        secret: bytes | None,
+        durability: Durability,
+        keep_bad_pages: bool,
+        pack_bytes: int,
+        clock: Callable[[], float],
+    ) -> None:
+        """Prepare; nothing is looked at before `open`."""
+        self.path = path
+        self.health = Health(str(path), clock)
+        self.bad_pages: Counter[str] = Counter()
+        """Bad pages that were found, by reason."""
+        self._files = files
+        self._space = space
+        self._secret = secret
+        self._durability = durability
+        self._is_safe = durability is Durability.ALWAYS
+        self._syncer: Syncer | None = None
+        self._temp = path / "tmp"
+        self._temp_names = itertools.count()
+        self._directories = Directories(path, files)
+        self._set_aside = SetAside(path / "bad", files, space, keep=keep_bad_pages)
+        self._pack_bytes = pack_bytes
+        self._lock_handle: int | None = None
+        self.block_bytes = 4096
+        self.packs = self._make_packs()
+
+    def open(self, lock_timeout_s: float = 0.0) -> bool:
+        """Take the folder into use; say whether it can be read.
+
+        Raises:
+            FolderInUseError: Another process uses it, and still does after `lock_timeout_s`.
+        """
+        try:
+            with contextlib.suppress(PermissionError):
+                self._files.make_folder(self.path)
+            self._lock(lock_timeout_s)
+            self.block_bytes = self._files.block_bytes(self.path)
+        except OSError as error:
+            self.health.failed(error, "open")
+            return False
+        self.packs = self._make_packs()
+        try:
+            for path in (self._temp, self.packs.path):
+                self._files.make_folder(path)
+            for path in self._temp.iterdir():
+                self._files.unlink(path)
+        except OSError as error:
+            self.health.failed(error, "store")
+        if self._durability is Durability.BATCH:
+            self._syncer = Syncer(self._files, lambda _, error: self._sync_failed(error))
+        return True
+
+    def scan(self) -> Iterator[FoundPage]:
+        """Find the pages that are there, by their headers alone; bad ones are taken away.
+
+        Everything of ours is counted as taken. Files that are not ours are left alone.
+        """
+        own = (self.path, self.path / ".lock", self._temp, self.packs.path)
+        self._space.found(sum(self._files.allocated(path) for path in own))
+        with contextlib.suppress(OSError):
+            self._set_aside.scan()
+        if self.packs.path.is_dir():
+            found, torn = self.packs.scan()
+            self.bad_pages["torn_pack"] += torn
+            for slot, came in found:
+                yield FoundPage(came.header, Home(self, slot, 0), came.stored_ns)
+        for directory in self._page_directories():
+            for path in sorted(directory.iterdir()):
+                page = self._scan_file(path)
+                if page is not None:
+                    yield page
+            self._space.found(self._directories.measure(directory))
+            with contextlib.suppress(OSError):
+                self._files.remove_folder(directory)
+
+    def store(self, header: PageHeader, payload: memoryview, claim: Claim) -> Home | None:
+        """Write a page, so that it is there as a whole or not at all.
+
+        Returns None where it takes more than the claim, and there is no more.
+        """
+        chunks = page_chunks(header, payload, secret=self._secret)
+        if header.raw_bytes >= SMALL_BYTES:
+            home = self._store_file(header, chunks, claim)
+        else:
+            slot = self.packs.store(header, chunks, claim)
+            if slot is not None and self._syncer is not None:
+                self._syncer.add(self.packs.paths(slot.pack), [self.packs.path])
+            home = None if slot is None else Home(self, slot, 0)
+        self.health.worked("store")
+        return home
+
+    def load(self, header: PageHeader, home: Home) -> memoryview:
+        """Return a page's payload, checked.
+
+        Raises:
+            BadPage: It is not the page that was stored.
+        """
+        data = self._read(header, home)
+        found, payload = decode_page(data, secret=self._secret, key=header.key, part=header.part)
+        if found != header:
+            raise BadPage(BadPageReason.WRONG_PAGE, f"its header is {found}")
+        self.health.worked("load")
+        return payload
+
+    def expect(self, header: PageHeader, home: Home) -> None:
+        """Let the system begin to read a page that will be loaded soon."""
+        if home.slot is None:
+            self._files.will_need(self._path(header))
+
+    def remove(self, header: PageHeader, home: Home) -> None:
+        """Remove a page."""
+        if home.slot is not None:
+            self.packs.remove(home.slot, header.key)
+            return
+        path = self._path(header)
+        self._files.unlink(path)
+        self._space.give(home.file_bytes + self._directories.leave(path.parent))
+
+    def discard(self, header: PageHeader, home: Home, reason: BadPageReason) -> None:
+        """Take a bad page away, or set it aside."""
+        if home.slot is not None:
+            name = self._path(header).name
+            with contextlib.suppress(OSError):
+                self._set_aside.take_bytes(name, self.packs.read(home.slot), reason)
+            self.packs.remove(home.slot, header.key)
+            return
+        path = self._path(header)
+        kept = self._set_aside.take_file(path, reason)
+        self._space.give(home.file_bytes + self._directories.leave(path.parent))
+        self._space.found(kept)
+        with contextlib.suppress(OSError):
+            self._set_aside.trim()
+
+    def has_room(self, size: int) -> bool:
+        """Say whether the disk has so many bytes left, as far as it can say."""
+        try:
+            return self._files.free_bytes(self.path) >= size
+        except OSError:
+            return True  # A store will find out.
+
+    def close(self) -> None:
+        """Bring what was written to the disk and let another process have the folder."""
+        if self._syncer is not None:
+            self._syncer.close()
+            self._syncer = None
+        if self._lock_handle is not None:
+            os.close(self._lock_handle)
+            self._lock_handle = None
+
+    def _make_packs(self) -> Packs:
+        return Packs(
+            self.path / "packs",
+            self._files,
+            self._space,
+            pack_bytes=self._pack_bytes,
+            block_bytes=self.block_bytes,
+            secret=self._secret,
+            sync=self._is_safe,
+            on_error=lambda error: self.health.failed(error, "remove"),
+        )
+
+    def _lock(self, timeout_s: float) -> None:
+        try:
+            handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            # Where nobody can make a lock, nobody can write either.
+            handle = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            self.health.failed(error, "store", for_good=True)
+        until_s = time.monotonic() + timeout_s
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() < until_s:
+                    time.sleep(_LOCK_POLL_S)
+                    continue
+                os.close(handle)
+                raise FolderInUseError(
+                    f"{self.path} is in use by another process: "
+                    "every pool node needs a disk folder of its own"
+                ) from None
+            self._lock_handle = handle
+            return
+
+    def _read(self, header: PageHeader, home: Home) -> memoryview:
+        if home.slot is None:
+            return self._files.read(self._path(header))
+        return memoryview(self.packs.read(home.slot))
+
+    def _path(self, header: PageHeader) -> Path:
+        return self.path / page_name(header.model_root, header.key, header.part)
+
+    def _store_file(
+        self, header: PageHeader, chunks: list[memoryview], claim: Claim
+    ) -> Home | None:
+        path = self._path(header)
+        temp = self._temp / str(next(self._temp_names))
+        self._directories.enter(path.parent)
+        spent = 0
+        is_stored = False
+        try:
+            size = self._files.write_new(temp, chunks, sync=self._is_safe)
+            if claim.spend(size):
+                spent = size
+                self._put(temp, path)
+                is_stored = claim.spend(self._directories.measure(path.parent))
+        finally:
+            if not is_stored:
+                for leftover in (temp, path):
+                    with contextlib.suppress(OSError):
+                        self._files.unlink(leftover)
+                with contextlib.suppress(OSError):
+                    claim.spend(-spent - self._directories.leave(path.parent))
+        if not is_stored:
+            return None
+        if self._syncer is not None:
+            self._syncer.add([path], [path.parent])
+        return Home(self, None, size)
+
+    def _put(self, temp: Path, path: Path) -> None:
+        """Give a whole file its name."""
+        made = False
+        for _ in range(_RENAMES):
+            try:
+                self._files.rename(temp, path)
+                break
+            except FileNotFoundError:
+                # Not there yet, or removed when its last file left, this very moment.
+                self._files.make_folder(path.parent)
+                made = True
+        else:
+            self._files.rename(temp, path)
+        if self._is_safe:
+            self._files.sync(path.parent)
+            if made:
+                self._files.sync(path.parent.parent)
+                self._files.sync(self.path)
+
+    def _page_directories(self) -> Iterator[Path]:
+        """List the directories that hold page files."""
+        for root in sorted(self.path.iterdir()):
+            if len(root.name) == 2 * KEY_BYTES and root.is_dir():
+                yield from (path for path in sorted(root.iterdir()) if path.is_dir())
+
+    def _scan_file(self, path: Path) -> FoundPage | None:
+        name = parse_page_name(path.relative_to(self.path).as_posix())
+        if name is None:
+            return None
+        try:
+            stat = path.lstat()
+            head = self._files.read_at(path, 0, HEAD_BYTES)
+        except OSError as error:
+            self.health.failed(error, "load")
+            return None
+        size = stat.st_blocks * 512
+        try:
+            header = decode_head(head, stat.st_size, secret=self._secret)
+        except BadPage as error:
+            self._found_bad(path, size, error.reason)
+            return None
+        if (header.model_root, header.key, header.part) != name:
+            self._found_bad(path, size, BadPageReason.WRONG_PAGE)
+            return None
+        self._directories.enter(path.parent)
+        self._space.found(size)
+        return FoundPage(header, Home(self, None, size), stat.st_mtime_ns)
+
+    def _found_bad(self, path: Path, size: int, reason: BadPageReason) -> None:
+        self.bad_pages[reason.value] += 1
+        try:
+            self._space.found(self._set_aside.take_file(path, reason))
+            self._set_aside.trim()
+        except OSError:
+            self._space.found(size)
+
+    def _sync_failed(self, error: OSError) -> None:
+        self.health.failed(error, "sync")

@@ -1,0 +1,100 @@
+"""What moves pages between the tiers of a cache, beside those who use them.
+
+Covers one thread that copies pages up which were used below, and moves victims down before the
+first tier is full. Does not cover which pages are victims (`pie.policies`) or how a page is copied
+(`pie.pool.cache`).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from pie.pool.cache import TieredCache
+from pie.pool.tier import PageId
+
+log = logging.getLogger("pie.pool.mover")
+
+_FULL_ABOVE = 15 / 16
+_FULL_TO = 7 / 8
+"""Between these shares of its budget the first tier has room for new pages without a wait."""
+_MOST_WAITING = 1024
+"""Pages to be copied up; more are not. They are used again if they are worth it."""
+
+
+class Mover:
+    """Moves pages of one cache on a thread of its own, from `start` to `close`."""
+
+    def __init__(self, cache: TieredCache) -> None:
+        self.dropped = 0
+        """Pages that were not copied up because too many waited."""
+        self._cache = cache
+        self._wanted: dict[PageId, None] = {}
+        self._should_look = False
+        self._should_reconcile = False
+        self._stop = False
+        self._wake = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="pie-pool-mover", daemon=True)
+
+    def start(self) -> None:
+        """Begin to move."""
+        self._cache.move_with(self)
+        self._thread.start()
+
+    def promote_soon(self, page: PageId) -> None:
+        """Copy a page that was used in a lower tier to the first one."""
+        with self._wake:
+            if len(self._wanted) < _MOST_WAITING:
+                self._wanted[page] = None
+                self._wake.notify()
+            else:
+                self.dropped += 1
+
+    def look(self) -> None:
+        """Look whether the first tier is too full."""
+        if not self._cache.is_fuller_than(_FULL_ABOVE):
+            return
+        with self._wake:
+            self._should_look = True
+            self._wake.notify()
+
+    def reconcile_soon(self) -> None:
+        """Compare records with tiers, because one has lost pages."""
+        with self._wake:
+            self._should_reconcile = True
+            self._wake.notify()
+
+    def close(self) -> None:
+        """End after the page that is being copied. Nothing was promised for the others."""
+        self._cache.move_with(None)
+        with self._wake:
+            self._stop = True
+            self._wake.notify()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(
+                    lambda: (
+                        self._wanted or self._should_look or self._should_reconcile or self._stop
+                    )
+                )
+                if self._stop:
+                    return
+                should_look, self._should_look = self._should_look, False
+                should_reconcile, self._should_reconcile = self._should_reconcile, False
+                page = next(iter(self._wanted), None)
+                if page is not None:
+                    del self._wanted[page]
+            try:
+                if should_reconcile:
+                    self._cache.reconcile()
+                if page is not None:
+                    should_look |= self._cache.promote(page)
+                if should_look:
+                    self._cache.relieve(_FULL_ABOVE, _FULL_TO)
+            except Exception:
+                # Moving is a help, and serving goes on without it.
+                log.exception("a page could not be moved between tiers")
