@@ -25,6 +25,7 @@ from rich.table import Table
 from pie.cluster.config import Key, LoadedConfig, load_config, masked
 from pie.cluster.errors import ClusterError, ConfigError, NotRunningError
 from pie.cluster.reference import reference_page, shown
+from pie.cluster.stopping import Stop, ask_to_stop
 
 app = typer.Typer(
     help="Serve large language models and never compute the same prefix twice.",
@@ -40,10 +41,6 @@ _WATCH_S = 1.0
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="Configuration file; default ./pie.toml.")
 ]
-
-
-class _Stop(BaseException):
-    """A signal asks the command to end; not an Exception, so that nothing swallows it."""
 
 
 def main() -> None:
@@ -185,11 +182,11 @@ def _signals() -> Iterator[None]:
     """Turn SIGINT, SIGTERM and SIGHUP into an orderly end; a second one ends it at once."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-    def stop(number: int, _frame: FrameType | None) -> NoReturn:
+    def stop(_number: int, _frame: FrameType | None) -> None:
         for one in numbers:
             signal.signal(one, at_once)
         print("pie: stopping; once more ends it at once", file=sys.stderr, flush=True)
-        raise _Stop(number)
+        ask_to_stop()
 
     def at_once(number: int, _frame: FrameType | None) -> NoReturn:
         os._exit(128 + number)  # The guard cleans up.
@@ -197,7 +194,7 @@ def _signals() -> Iterator[None]:
     before = {one: signal.signal(one, stop) for one in numbers}
     try:
         yield
-    except _Stop:
+    except Stop:
         raise typer.Exit(0) from None
     finally:
         for one, handler in before.items():

@@ -27,6 +27,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pie.cluster.errors import StartError
 from pie.cluster.host import Phase, State
+from pie.cluster.stopping import Stop, uninterrupted
 
 
 class ActorMethod(Protocol):
@@ -86,7 +87,11 @@ class RayRuntime:
         if address:
             _probe(address)
         try:
-            with _own_signals(), _loopback() if not address else contextlib.nullcontext():
+            with (
+                uninterrupted(),
+                _own_signals(),
+                _loopback() if not address else contextlib.nullcontext(),
+            ):
                 ray.init(
                     configure_logging=False,
                     log_to_driver=False,
@@ -97,6 +102,10 @@ class RayRuntime:
         except (ConnectionError, TimeoutError, RuntimeError, ValueError, OSError) as error:
             what = f"no Ray answers at {address}" if address else "Ray cannot be started"
             raise StartError(f"{what}: {error}") from error
+        except Stop:
+            # Nobody else knows of this Ray; the interpreter crashes if it ends beside a running one.
+            ray.shutdown()
+            raise
         self._node_id = ray.get_runtime_context().get_node_id()
         self._processes = [] if address else _processes_of_ray()
 
@@ -111,18 +120,20 @@ class RayRuntime:
         """Make an actor on this node that Ray starts again whenever it dies."""
         here = NodeAffinitySchedulingStrategy(self._node_id, soft=False)
         remote: Any = ray.remote(kind)
-        made: Actor = remote.options(
-            num_cpus=0,
-            max_restarts=-1,
-            max_concurrency=4,
-            scheduling_strategy=here,
-        ).remote(*args, **kwargs)
+        with uninterrupted():
+            made: Actor = remote.options(
+                num_cpus=0,
+                max_restarts=-1,
+                max_concurrency=4,
+                scheduling_strategy=here,
+            ).remote(*args, **kwargs)
         return made
 
     def state(self, handle: Actor, timeout_s: float) -> State:
         """Ask an actor how far it is; one that does not answer is starting."""
         try:
-            state = _get(handle.state.remote(), timeout_s)
+            with uninterrupted():
+                state = _get(handle.state.remote(), timeout_s)
         except ray.exceptions.GetTimeoutError:
             return State(Phase.STARTING, "starting")
         except ray.exceptions.ActorDiedError as error:
@@ -136,19 +147,23 @@ class RayRuntime:
         """Stop actors side by side: each drains for at most `drain_s`, then its process ends."""
         if not self.alive():
             return
-        calls = [handle.stop.remote(drain_s) for handle in handles]
+        with uninterrupted():
+            calls = [handle.stop.remote(drain_s) for handle in handles]
         deadline_s = time.monotonic() + drain_s + _STOP_EXTRA_S
         while calls and self.alive() and time.monotonic() < deadline_s:
-            _, calls = _wait(calls, _POLL_S)
+            with uninterrupted():
+                _, calls = _wait(calls, _POLL_S)
         if not self.alive():
             return
         for handle in handles:
-            ray.kill(cast(ActorHandle[Any], handle))
+            with uninterrupted():
+                ray.kill(cast(ActorHandle[Any], handle))
 
     def close(self) -> None:
         """Disconnect, and end a private Ray."""
         if self.alive():
-            ray.shutdown()
+            with uninterrupted():
+                ray.shutdown()
 
 
 @contextlib.contextmanager

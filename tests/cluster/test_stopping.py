@@ -1,0 +1,38 @@
+"""A signal waits for what must not be interrupted, and only for that."""
+
+from __future__ import annotations
+
+import pytest
+
+from pie.cluster.stopping import Stop, ask_to_stop, uninterrupted
+
+
+def test_a_signal_ends_at_once_what_may_be_interrupted() -> None:
+    with pytest.raises(Stop):
+        ask_to_stop()
+
+
+def test_a_signal_waits_for_what_must_not_be_interrupted() -> None:
+    done = []
+
+    def work() -> None:
+        with uninterrupted():
+            with uninterrupted():
+                ask_to_stop()
+            done.append("the rest")
+
+    with pytest.raises(Stop):
+        work()
+    assert done == ["the rest"]
+    with uninterrupted():
+        done.append("the signal counts once")
+
+
+def test_a_signal_is_not_lost_by_an_error() -> None:
+    def work() -> None:
+        with uninterrupted():
+            ask_to_stop()
+            raise ValueError
+
+    with pytest.raises(Stop):
+        work()
