@@ -35,8 +35,8 @@ class RouterSettings(BaseModel):
     max_connections: int = Field(
         default=512,
         ge=1,
-        description="Clients' connections at a time. One more takes the place of one that is idle, "
-        "and is answered 503 where none is.",
+        description="Clients' connections at a time. One more takes the place of the one that has been "
+        "without a request for longest, and is answered 503 where all have one.",
     )
     max_head_bytes: ByteSize = Field(
         default=ByteSize(64 * 1024),
