@@ -50,6 +50,7 @@ def absolute(config: PieConfig) -> PieConfig:
             "pool": pool.model_copy(
                 update={"disk_folders": tuple(_absolute(one) for one in pool.disk_folders)}
             ),
+            "index": config.index.model_copy(update={"data_dir": _absolute(config.index.data_dir)}),
             "policies": policies.model_copy(
                 update={"file": policies.file and _absolute(policies.file)}
             ),

@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -60,6 +61,8 @@ _STOP_EXTRA_S = 10.0
 """Longest that a part may take to close, beside the time that it drains."""
 _ANSWER_S = 5.0
 """A part that answers nothing for so long, while it stops, is ended without it."""
+_END_S = 8.0
+"""Longest that Ray may take to end actors, or itself; it takes 2 s."""
 _POLL_S = 0.2
 
 
@@ -105,12 +108,13 @@ class RayRuntime:
             # Nobody else knows of this Ray; the interpreter crashes if it ends beside a running one.
             ray.shutdown()
             raise
+        self._given_up = False
         self._node_id = ray.get_runtime_context().get_node_id()
         self._processes = {} if address else _processes_of_ray()
 
     def alive(self) -> bool:
-        """Whether a private Ray's own processes live; calls would wait a minute for a dead one."""
-        return not self.ended()
+        """Whether Ray answers; calls would wait for long where a process of its own is gone."""
+        return not self._given_up and not self.ended()
 
     def ended(self) -> list[str]:
         """Return the names of those of a private Ray's own processes that have ended."""
@@ -163,17 +167,26 @@ class RayRuntime:
                 with uninterrupted():
                     _, left = _wait([*stopping], _POLL_S)
                 stopping = {stop: stopping[stop] for stop in left}
-        if not self.alive():
-            return
-        for handle in handles:
-            with uninterrupted():
+
+        def kill() -> None:
+            for handle in handles:
                 ray.kill(cast(ActorHandle[Any], handle))
 
-    def close(self) -> None:
-        """Disconnect, and end a private Ray."""
         if self.alive():
-            with uninterrupted():
-                ray.shutdown()
+            self._within(kill)
+
+    def close(self) -> None:
+        """Disconnect, and end a private Ray; one that does not answer is left to the guard."""
+        if self.alive():
+            self._within(ray.shutdown)
+
+    def _within(self, call: Callable[[], None]) -> None:
+        """Carry out what has no time limit of its own; past ours, Ray is given up."""
+        thread = threading.Thread(target=call, name="pie-ray-end", daemon=True)
+        with uninterrupted():
+            thread.start()
+            thread.join(_END_S)
+        self._given_up = thread.is_alive()
 
 
 @contextlib.contextmanager

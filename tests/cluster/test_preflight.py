@@ -97,12 +97,14 @@ def test_paths_are_meant_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         MODEL__SOURCE="mine",
         POOL__DISK_FOLDERS='["a", "/b"]',
         POLICIES__FILE="p.yaml",
+        INDEX__DATA_DIR="~/index",
     )
     assert found.cluster.log_dir == Path("/home/me/logs")
     assert found.model.cache_folder == tmp_path / "cache"
     assert found.model.source == str(tmp_path / "mine")
     assert found.pool.disk_folders == (tmp_path / "a", Path("/b"))
     assert found.policies.file == tmp_path / "p.yaml"
+    assert found.index.data_dir == Path("/home/me/index")
 
 
 def test_the_names_of_models_that_are_no_paths_stay(tmp_path: Path) -> None:
