@@ -280,11 +280,7 @@ class Cluster:
 
     def _keep_lease(self) -> None:
         assert self._lease is not None
-        try:
-            other = self._lease.keep()
-        except PageIndexError as error:
-            log.warning("the cluster's lease could not be kept: %s", error)
-            return
+        other = self._lease.renew()
         if other is not None:
             raise StartError(f"another cluster ({other}) has taken over this index")
 

@@ -18,7 +18,9 @@ from pathlib import Path
 
 import psutil
 
-from pie.cluster.config import PieConfig
+from pie.cluster.config import PieConfig, masked
+from pie.index.lease import Lease
+from pie.index.settings import IndexSettings
 from pie.policies.errors import PolicyFileError
 from pie.policies.loader import load_policy_file
 
@@ -64,6 +66,7 @@ def problems(config: PieConfig) -> list[str]:
         *_policies(config),
         *_model(config),
         *_folders(config),
+        *_index(config.index),
         *_ray(config.cluster.ray_address),
         *_ports(config),
         *_memory(config),
@@ -166,6 +169,15 @@ def _unwritable(setting: str, folder: Path, *, mode: int = 0o777) -> Iterator[st
 
 def _reason(error: Exception) -> object:
     return getattr(error, "strerror", None) or error
+
+
+def _index(index: IndexSettings) -> Iterator[str]:
+    if not index.url:
+        return
+    try:
+        Lease(index.url, "cluster", "nobody", settings=index)  # Connects to nothing yet.
+    except (TypeError, ValueError) as error:
+        yield f"index.url: {masked(index.url)!r} is not a Redis URL: {error}"
 
 
 def _ray(address: str) -> Iterator[str]:

@@ -177,3 +177,14 @@ def test_no_number_is_without_bounds(tmp_path: Path, section: str, key: str, val
 def test_what_can_never_work_is_refused_with_what_is_allowed(name: str, value: str) -> None:
     (problem,) = problems(None, {f"PIE_{name}": value})
     assert problem.startswith(f"PIE_{name}: {name.lower().replace('__', '.')}: ")
+
+
+def test_bounds_are_said_in_words_and_units() -> None:
+    for value, variable, said in (
+        ("10000", "PIE_MODEL__THREADS", "model.threads: must be at most 1024 (got '10000')"),
+        ("1", "PIE_MODEL__CONTEXT_TOKENS", "model.context_tokens: must be at least 2 (got '1')"),
+        ("1KiB", "PIE_MODEL__DEVICE_KV_BUDGET", "must be at least 64.0KiB"),
+        ("0", "PIE_ROUTER__RETRY_AFTER_S", "must be more than 0.0"),
+        ("tpu", "PIE_MODEL__DEVICE", "Where the model runs: `cpu`, `cuda`, `cuda:1`."),
+    ):
+        assert said in problems(None, {variable: value})[0]

@@ -148,6 +148,15 @@ def test_a_ray_that_is_not_there_is_one_sentence(tmp_path: Path, address: str) -
     assert problem.startswith("cluster.ray_address")
 
 
+@pytest.mark.parametrize(
+    "url", ["redis://:hush@host:port", "redis://:hush@127.0.0.1:99999", "redis://:hush@[::1"]
+)
+def test_a_redis_url_that_is_none_is_one_sentence(tmp_path: Path, url: str) -> None:
+    (problem,) = preflight.problems(config(tmp_path, INDEX__URL=url))
+    assert problem.startswith("index.url")
+    assert "hush" not in problem
+
+
 def test_a_folder_for_pages_that_is_named_twice_is_refused(tmp_path: Path) -> None:
     (problem,) = preflight.problems(
         config(tmp_path, POOL__DISK_FOLDERS='["p", "./p"]', POOL__DISK_BUDGET="1MiB")

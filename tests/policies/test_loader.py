@@ -66,7 +66,9 @@ def problems(text: str | bytes, folder: Path | None = None) -> list[str]:
     text = textwrap.dedent(text).lstrip("\n") if isinstance(text, str) else text
     with pytest.raises(PolicyFileError) as caught:
         load_policies(text, name="p.yaml", folder=folder)
-    assert str(caught.value) == "\n".join(f"p.yaml:{p}" for p in caught.value.problems)
+    assert str(caught.value) == "\n".join(
+        f"p.yaml:{'' if p.line else ' '}{p}" for p in caught.value.problems
+    )
     return [str(problem) for problem in caught.value.problems]
 
 
