@@ -124,7 +124,7 @@ class Host:
             self._service, address = await self._start(self._progress)
         except self._expected as error:
             self._state = State(Phase.FAILED, str(error))
-        except asyncio.CancelledError:
+        except GeneratorExit:  # The loop is gone.
             raise
         # What a user's module may raise would end the loop and leave the state as it is for ever.
         except BaseException as error:
