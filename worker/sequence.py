@@ -18,6 +18,8 @@ class SequenceState(enum.Enum):
     WAITING = "waiting"
     LOADING = "loading"
     """Its pages come from the pool; other sequences go on."""
+    FORKING = "forking"
+    """It becomes a fork of another, which is computing the prompt of both."""
     RUNNING = "running"
     FINISHED = "finished"
 

@@ -257,6 +257,11 @@ class GenerationBody(BaseModel):
         return self.n or 1
 
     @property
+    def sequences(self) -> int:
+        """Sequences to make for each prompt, of which `choices` are answered."""
+        return self.choices
+
+    @property
     def stops(self) -> tuple[str, ...]:
         """The stop strings, as a tuple."""
         if self.stop is None:
@@ -304,7 +309,7 @@ def parse_body(kind: type[B], data: bytes | bytearray, limits: BodyLimits) -> B:
     try:
         body = kind.model_validate_json(data, context=limits)
     except ValidationError as error:
-        raise _told(error, data) from None
+        raise _told(error, data, kind) from None
     if body.__pydantic_extra__:
         problems = list(extra_problems(body.__pydantic_extra__))
         if problems:
@@ -343,7 +348,9 @@ def extra_problems(extra: Mapping[str, object], prefix: str = "") -> Iterator[Pr
             yield Problem(param, f"{param}: not supported", "unsupported_parameter")
 
 
-def _told(error: ValidationError, data: bytes | bytearray) -> ApiError:
+def _told(
+    error: ValidationError, data: bytes | bytearray, kind: type[GenerationBody]
+) -> ApiError:
     """Return all problems of a body as one answer."""
     problems: list[Problem] = []
     for item in error.errors(include_url=False):
@@ -351,8 +358,8 @@ def _told(error: ValidationError, data: bytes | bytearray) -> ApiError:
             return invalid(f"The body is not JSON: {item['msg']}", None, "invalid_json")
         param = field_path(item["loc"])
         message = item["msg"].removeprefix("Value error, ")
-        if item["type"] == "stream_options":
-            param = "stream_options"
+        if item["type"] in ("stream_options", "best_of"):
+            param = item["type"]
         elif item["type"] == "missing":
             message = f"{param}: is required"
         elif item["type"] == "literal_error" and item.get("input") in ("tool", "function"):
@@ -371,12 +378,9 @@ def _told(error: ValidationError, data: bytes | bytearray) -> ApiError:
             for problem in extra_problems(
                 {name: raw[name] for name in raw if name not in known and name in UNSUPPORTED}
             )
-            if problem.param not in _FIELDS
+            if problem.param not in kind.model_fields
         ]
     return _joined(problems)
-
-
-_FIELDS = frozenset(GenerationBody.model_fields)
 
 
 def _code(kind: str) -> str:
