@@ -70,9 +70,7 @@ class Answerer:
         generations: list[Generation] = []
         for index, order in enumerate(orders):
             leader = generations[index - index % choices] if index % choices else None
-            generations.append(
-                Generation(f"{request_id}-{index}", index, order, mailbox, leader)
-            )
+            generations.append(Generation(f"{request_id}-{index}", index, order, mailbox, leader))
         tasks = [
             asyncio.create_task(self._dispatcher.run(generation)) for generation in generations
         ]

@@ -33,8 +33,8 @@ from pie.router.errors import ApiError, invalid, model_not_found, server_error, 
 from pie.router.exchange import BodyBudget, ClientGoneError, Exchange
 from pie.router.gate import Gate
 from pie.router.generation import Order
-from pie.router.memory import Turn
 from pie.router.likeliest import Likeliest
+from pie.router.memory import Turn
 from pie.router.metrics import RouterMetrics
 from pie.router.models import ModelCatalog, ServedModel
 from pie.router.prefix import Prefix

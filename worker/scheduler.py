@@ -135,26 +135,33 @@ class Scheduler:
         )
 
     def submit(self, sequence: Sequence) -> bool:
-        """Queue a sequence; False, and no change, where the queue is full."""
-        if len(self._waiting) + len(self._forking) >= self._limits.max_waiting:
-            return False
+        """Queue a sequence; False where it would have to wait and the queue is full.
+
+        What has arrived since the last plan and fits waits for nothing, and is no part of the queue.
+        """
+        full = len(self._waiting) >= self._limits.max_waiting
         held = self._table.matching(sequence.working_set.keys)
         sequence.expected_tokens = max(1, sequence.length - held.pages * self._page_tokens)
         self._queue(sequence)
+        if full:
+            self._admit(sequence.arrived_s)
+            waits = sequence.state is SequenceState.WAITING
+            if waits and len(self._waiting) > self._limits.max_waiting:
+                self._waiting.remove(sequence)
+                return False
         return True
 
     def submit_fork(self, sequence: Sequence) -> bool:
-        """Let a sequence wait for `fork`; False, and no change, where the queue is full."""
-        if len(self._waiting) + len(self._forking) >= self._limits.max_waiting:
+        """Let a sequence wait for `fork`; False, and no change, where there are too many."""
+        ahead = self._occupied + len(self._waiting) + len(self._forking)
+        if ahead >= self._limits.max_running + self._limits.max_waiting:
             return False
         sequence.expected_tokens = 0
         sequence.state = SequenceState.FORKING
         bisect.insort(self._forking, sequence, key=_arrival)
         return True
 
-    def fork(
-        self, parent: Sequence, sequence: Sequence, copy_page: CopyPage, now_s: float
-    ) -> bool:
+    def fork(self, parent: Sequence, sequence: Sequence, copy_page: CopyPage, now_s: float) -> bool:
         """Make a waiting sequence a fork of `parent`, whose tokens are all computed.
 
         Returns whether it runs now. Where there is no room it waits for its turn like others.

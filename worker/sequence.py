@@ -18,9 +18,9 @@ class SequenceState(enum.Enum):
     WAITING = "waiting"
     LOADING = "loading"
     """Its pages come from the pool; other sequences go on."""
+    RUNNING = "running"
     FORKING = "forking"
     """It becomes a fork of another, which is computing the prompt of both."""
-    RUNNING = "running"
     FINISHED = "finished"
 
 

@@ -67,7 +67,8 @@ class ModelSettings(BaseModel):
     max_waiting: int = Field(
         default=256,
         ge=0,
-        description="Requests that wait for their turn at a worker; more are refused for now.",
+        description="Requests that wait for their turn at a worker; more are refused for now. With 0 "
+        "a request that does not fit at once is refused.",
     )
     step_tokens: int = Field(
         default=1024,

@@ -348,9 +348,7 @@ def extra_problems(extra: Mapping[str, object], prefix: str = "") -> Iterator[Pr
             yield Problem(param, f"{param}: not supported", "unsupported_parameter")
 
 
-def _told(
-    error: ValidationError, data: bytes | bytearray, kind: type[GenerationBody]
-) -> ApiError:
+def _told(error: ValidationError, data: bytes | bytearray, kind: type[GenerationBody]) -> ApiError:
     """Return all problems of a body as one answer."""
     problems: list[Problem] = []
     for item in error.errors(include_url=False):
