@@ -55,9 +55,13 @@ def convert(file: Path, *, name: str, cache_folder: Path, progress: Callable[[st
     cache_folder = cache_folder.expanduser()
     digest = file_hash(file, cache_folder)
     folder = cache_folder / "models" / f"{name}-{digest.hex()[:16]}-v{CONVERSION_VERSION}"
-    if folder.is_dir() and damage(folder, cache_folder) is None:
-        return folder
-    with _written(folder, f"the converted {name} cannot be written"):
+    what = f"the converted {name} cannot be written"
+    if folder.is_dir():
+        wrong = damage(folder, cache_folder)
+        if wrong is None:
+            return folder
+        what = f"{folder} is damaged ({wrong}), remove that folder; it cannot be made anew"
+    with _written(folder, what):
         folder.parent.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder.with_name(f"{folder.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
     with _locked(lock, folder, name, progress):

@@ -83,10 +83,14 @@ def resolve(
     """
     if source == BUNDLED:
         return _converted(_bundled_file(), BUNDLED, cache_folder, progress)
-    path = Path(source).expanduser()
-    if path.is_dir():
+    try:
+        path = Path(source).expanduser()
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except (OSError, RuntimeError) as error:  # Too long a name, or a home that nobody has.
+        raise ModelNotFound(f"model.source: {source!r} cannot be looked at: {error}") from error
+    if is_folder:
         return _folder(path.resolve())
-    if path.is_file():
+    if is_file:
         if path.suffix.lower() != ".gguf":
             raise ModelNotFound(f"{path} is neither a folder nor a .gguf file")
         return _converted(path.resolve(), path.stem, cache_folder, progress)

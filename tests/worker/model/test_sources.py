@@ -240,6 +240,18 @@ def test_a_damaged_conversion_that_cannot_be_replaced_is_named(
         find(file, tmp_path)
 
 
+def test_a_damaged_conversion_on_a_read_only_disk_is_named(
+    tmp_path: Path, slow_conversion: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "m.gguf"
+    file.write_bytes(b"GGUF" * 9)
+    folder = find(file, tmp_path).path
+    cut_off(folder)
+    monkeypatch.setattr(os, "open", read_only)
+    with pytest.raises(ModelError, match=f"{folder} is damaged .*remove that folder"):
+        find(file, tmp_path)
+
+
 def read_only(*_: object, **_more: object) -> None:
     raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
