@@ -34,6 +34,7 @@ from pie.router.errors import ApiError, invalid, model_not_found, server_error, 
 from pie.router.exchange import BodyBudget, ClientGoneError, Exchange
 from pie.router.gate import Gate
 from pie.router.generation import Order
+from pie.router.likeliest import Likeliest
 from pie.router.memory import Turn
 from pie.router.metrics import RouterMetrics
 from pie.router.models import ModelCatalog, ServedModel
@@ -135,7 +136,7 @@ class RouterApp:
         self._gate.check()
         body = parse_body(ChatBody, await exchange.body(), self._limits)
         model = self._served(body.model)
-        with self._gate.enter(body.choices):
+        with self._gate.enter(body.sequences):
             prompt = await model.prompts.conversation(
                 tuple(Turn(_role(message.role), message.text) for message in body.messages),
                 model=model.name,
@@ -159,7 +160,7 @@ class RouterApp:
         self._gate.check()
         body = parse_body(CompletionBody, await exchange.body(), self._limits)
         model = self._served(body.model)
-        with self._gate.enter(body.choices * len(body.prompts)):
+        with self._gate.enter(body.sequences * len(body.prompts)):
             prompts = [await _plain(model, asked) for asked in body.prompts]
             await self._generate(
                 exchange,
@@ -189,7 +190,11 @@ class RouterApp:
         """Make orders and answer them."""
         request_id = new_request_id()
         sampling = body.sampling(logprobs=logprobs, vocab_size=model.vocab_size)
-        choices = body.choices
+        choices = body.sequences
+        likeliest = None
+        if body.choices < choices:
+            likeliest = Likeliest(body.choices, shows_logprobs=logprobs is not None)
+            sampling = msgspec.structs.replace(sampling, logprobs=logprobs or 0)
         # Without a seed of its own, a stream that is resumed could not go on with the same draws.
         seed = secrets.randbits(_SEED_BITS) if sampling.seed is None else sampling.seed
         seeds = [_derived(seed, choice) for choice in range(choices)]
@@ -220,6 +225,7 @@ class RouterApp:
             orders,
             shaper(request_id, int(time.time()), model.name, usage_events=body.include_usage),
             choices=choices,
+            likeliest=likeliest,
             stream=bool(body.stream),
             usage_events=body.include_usage,
         )

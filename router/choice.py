@@ -56,6 +56,8 @@ class Chosen:
     keys: Sequence[PageKey]
     predicted_tokens: int
     choice: Choice
+    fork_of: str | None = None
+    """Request id there whose prompt it shares, see `pie.wire.messages.Generate`."""
 
 
 class Chooser:

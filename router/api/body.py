@@ -208,6 +208,11 @@ class GenerationBody(BaseModel):
         return self.n or 1
 
     @property
+    def sequences(self) -> int:
+        """Sequences to make for each prompt, of which `choices` are answered."""
+        return self.choices
+
+    @property
     def stops(self) -> tuple[str, ...]:
         """The stop strings, as a tuple."""
         if self.stop is None:

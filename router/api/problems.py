@@ -18,6 +18,9 @@ from pie.router.errors import invalid
 _MOST_TOLD = 10
 """Problems that one answer names."""
 
+_OF_SEVERAL_FIELDS = ("stream_options", "best_of")
+"""Mistakes that lie in how fields go together, named like the field that they are told of."""
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -76,8 +79,8 @@ def _problem(item: ErrorDetails) -> Problem:
     elif kind == "too_long":
         message = f"at most {item['ctx']['max_length']:,} items"
     param = field_path(item["loc"])
-    if kind == "stream_options":
-        param = "stream_options"
+    if kind in _OF_SEVERAL_FIELDS:
+        param = kind
     elif param is not None:
         message = f"{param}: {message[:1].lower()}{message[1:]}"
     elif kind == "model_type":
