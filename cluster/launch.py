@@ -175,7 +175,7 @@ class Cluster:
                 "the machine out of memory?"
             )
         if self._guard.watch():
-            log.warning("the guard was killed and is started again")
+            self._report("guard", "starting again")
         self._watch_index()
         self._keep_lease()
         for part in self.parts:
@@ -271,7 +271,8 @@ class Cluster:
         self._lease = Lease(self._index_url, "cluster", holder, settings=self._config.index)
         try:
             other = self._lease.keep()
-        except PageIndexError as error:
+        # A TypeError: the URL has an option that no connection takes.
+        except (PageIndexError, TypeError) as error:
             raise StartError(f"the index cannot be used: {error}") from error
         if other is not None:
             raise StartError(
