@@ -11,6 +11,7 @@ from functools import cache
 
 import msgspec
 from pydantic import BaseModel
+from pydantic_core import from_json
 
 from pie.router.api.problems import Problem
 from pie.router.errors import shown
@@ -89,7 +90,7 @@ def unsupported_problems(
     for name, raw in raw_fields(kind, data).items():
         if name not in UNSUPPORTED or name in kind.model_fields or name in told:
             continue
-        yield from extra_problems({name: msgspec.json.decode(raw)})
+        yield from extra_problems({name: from_json(raw)})
 
 
 def raw_fields(kind: type[BaseModel], data: bytes | bytearray) -> dict[str, bytes]:
