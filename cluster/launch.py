@@ -259,15 +259,16 @@ class Cluster:
                     "set another router.port, or --port 0 for any free one"
                 ) from error
         wanted = (
-            self._config.cluster.workers * self._config.model.device_kv_budget
+            self._config.cluster.workers
+            * (self._config.model.device_kv_budget + self._config.model.host_kv_budget)
             + self._config.pool.nodes * self._config.pool.ram_budget
         )
         free = psutil.virtual_memory().available
         if wanted > free:
             raise StartError(
                 f"the page budgets need {wanted / 2**30:.1f} GiB and {free / 2**30:.1f} GiB of "
-                "memory are free: lower model.device_kv_budget, pool.ram_budget or "
-                "cluster.workers"
+                "memory are free: lower model.device_kv_budget, model.host_kv_budget, "
+                "pool.ram_budget or cluster.workers"
             )
 
     def _start_index(self) -> None:
@@ -334,8 +335,11 @@ class Cluster:
         # Ray starts processes where it likes; a path in `pie.toml` is meant from here.
         folders = tuple(folder.absolute() for folder in config.pool.disk_folders)
         pool = config.pool.model_copy(update={"disk_folders": folders})
+        kv_path = config.model.disk_kv_path.expanduser().absolute()
         if pool.nodes and pool.disk_budget:
             self._secret = kept_secret(folders[0])
+        elif config.model.disk_kv_budget:
+            self._secret = kept_secret(kv_path)
         common = {
             "index": config.index,
             "index_url": self._index_url,
@@ -343,7 +347,7 @@ class Cluster:
         }
         cores = psutil.cpu_count() or 1
         threads = config.model.threads or max(1, cores // config.cluster.workers)
-        model = config.model.model_copy(update={"threads": threads})
+        model = config.model.model_copy(update={"threads": threads, "disk_kv_path": kv_path})
         self._router = Part(
             "router",
             lambda: ray.actor(

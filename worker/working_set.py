@@ -147,6 +147,17 @@ class WorkingSet:
         self._set_frozen(self.frozen)
         return self.computed - before
 
+    def restore(self, computed: int, now_s: float) -> PageSlot | None:
+        """Reserve the page after the frozen ones for a copy that holds the first `computed` tokens.
+
+        Returns None, and changes nothing, where there is no room.
+        """
+        assert self.frozen * self._page_tokens < computed < len(self.tokens)
+        if not self.grow(computed, now_s):
+            return None
+        self.computed = computed
+        return self.pages[self.frozen]
+
     def release(self) -> None:
         """Let go of all pages; the frozen ones stay in the table as long as there is room."""
         self._table.release(self.pages)
