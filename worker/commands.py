@@ -60,7 +60,7 @@ class StoreEnded:
     stored: int
     """Pages that the pool holds now."""
     kept: int
-    """Pages that the pool or a lower tier holds now."""
+    """Pages that are where they were to go: in the pool, or in lower tiers where there is none."""
 
 
 @dataclass(frozen=True, slots=True)

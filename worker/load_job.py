@@ -83,7 +83,7 @@ class LoadJob:
 
     def is_wanted(self) -> bool:
         """Whether anybody still waits for it."""
-        return not self._ended and self.sequence.state is not SequenceState.FINISHED
+        return self.sequence.state is not SequenceState.FINISHED
 
     def write(self, page: PageToLoad, parts: Many[StoredPage]) -> bool:
         """Write the next page; False where the load is over, or the page cannot be written."""

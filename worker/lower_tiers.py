@@ -30,8 +30,10 @@ from pie.pool.files import Files
 from pie.pool.mover import Mover
 from pie.pool.ram import RamTier
 from pie.pool.tier import PageId, StoredPage, id_of
+from pie.worker.batch import PageSlot
 from pie.worker.load_choice import LoadTier, Run
 from pie.worker.page_copies import CopiedPart, PageCopies, Piece
+from pie.worker.page_table import FrozenPage
 
 log = logging.getLogger("pie.worker.lower_tiers")
 
@@ -155,17 +157,19 @@ class LowerTiers:
         self.stored += kept
         return kept
 
-    def put_now(self, page: Sequence[CopiedPart]) -> bool:
-        """Store all parts of a page that leaves device memory, without a wait for the disk."""
-        may_evict = not self._has_disk
-        return all(self._put(part, may_evict=may_evict) for part in page)
+    def keep(self, victims: Sequence[tuple[PageSlot, FrozenPage]]) -> None:
+        """Copy pages that leave device memory, where host memory has room and none is here yet.
 
-    def has_room_now(self, size: int) -> bool:
-        """Say whether `put_now` may find room for a page of so many bytes."""
-        host = self._tiers[0]
-        if not self._has_host:
-            return False
-        return not self._has_disk or host.used_bytes + size <= host.budget_bytes
+        Never waits for the disk, since a step waits for it: 0.15 ms for a page of 360 KiB, of which
+        0.12 ms are its checksums.
+        """
+        for slot, page in victims:
+            if self.tier_of(page.key) is not None:
+                continue
+            if self._has_room_now() and self._put_now(self._copies.copy(slot, page)):
+                self.copied_late += 1
+            else:
+                self.lost += 1
 
     def entries(self) -> list[PageEntry]:
         """Return what the index should know."""
@@ -210,6 +214,18 @@ class LowerTiers:
             if not pages:
                 return _NAMES[tier.kind]
         return None
+
+    def _put_now(self, page: Sequence[CopiedPart]) -> bool:
+        # Where there is no disk, what leaves host memory for this page just goes.
+        may_evict = not self._has_disk
+        return all(self._put(part, may_evict=may_evict) for part in page)
+
+    def _has_room_now(self) -> bool:
+        """Say whether `_put_now` may find room for a page."""
+        if not self._has_host:
+            return False
+        host, size = self._tiers[0], self._copies.names.layout.page_bytes
+        return not self._has_disk or host.used_bytes + size <= host.budget_bytes
 
     def _put(self, part: CopiedPart, *, may_evict: bool) -> bool:
         header, payload = part

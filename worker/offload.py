@@ -162,23 +162,9 @@ class Offload:
         self._loop.call_soon_threadsafe(self._spawn_store, tuple(batch))
 
     def before_evict(self, victims: Many[tuple[PageSlot, FrozenPage]]) -> None:
-        """Keep pages that leave device memory, where host memory has room and they are not below.
-
-        On the step thread: a page of 360 KiB takes 0.15 ms, of which 0.12 ms are its checksums.
-        """
-        if self.tiers is None:
-            return
-        size = self._copies.names.layout.page_bytes
-        for slot, page in victims:
-            if self.tiers.tier_of(page.key) is not None:
-                continue
-            kept = self.tiers.has_room_now(size) and self.tiers.put_now(
-                self._copies.copy(slot, page)
-            )
-            if kept:
-                self.tiers.copied_late += 1
-            else:
-                self.tiers.lost += 1
+        """Keep pages that leave device memory, where host memory has room and they are not below."""
+        if self.tiers is not None:
+            self.tiers.keep(victims)
 
     async def close(self) -> None:
         """Stop all transfers. The engine must be at rest: nobody is told how they ended."""
@@ -350,9 +336,8 @@ class Offload:
             )
         except Exception:
             log.exception("storing pages failed")
-        stored = sum(sent)
-        either = sum(map(any, itertools.zip_longest(sent, kept, fillvalue=False)))
-        self._put(StoreEnded(stored, either))
+        taken = kept if self._pool is None else sent
+        self._put(StoreEnded(sum(sent), sum(taken)))
 
     async def _put_below(self, copied: Many[list[CopiedPart]], until_s: float) -> list[bool]:
         """Store copied pages in the lower tiers; say of each whether it is there."""

@@ -68,7 +68,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     pages_stored: Counter[int] = 0
     """Pages that a pool node took from here."""
     pages_store_dropped: Counter[int] = 0
-    """Pages that neither a lower tier nor the pool took: the queue was full, or the store failed."""
+    """Pages that the pool did not take, or a lower tier where there is none: the queue was full,
+    they had left, or the store failed."""
     pages_written_behind: Counter[int] = 0
     """Pages that were copied to a lower tier before they had to leave device memory."""
     pages_copied_late: Counter[int] = 0

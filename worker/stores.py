@@ -69,7 +69,7 @@ class StoreQueue:
         return batch
 
     def ended(self, stored: int, kept: int) -> None:
-        """End the batch under way: the pool holds `stored` pages of it, pool or tiers `kept`."""
+        """End the batch under way: the pool took `stored` pages, and `kept` are where they should be."""
         self._table.release(self.in_flight)
         self.stored += stored
         self.dropped += len(self.in_flight) - kept
