@@ -17,6 +17,7 @@ from pie.router.dispatch import Dispatcher
 from pie.router.errors import ApiError
 from pie.router.exchange import ClientGoneError, Exchange
 from pie.router.generation import Generation, Order
+from pie.router.likeliest import Likeliest
 from pie.router.load_told import told_load
 from pie.router.mailbox import Mailbox
 from pie.router.metrics import RouterMetrics
@@ -46,6 +47,7 @@ class Answerer:
         shaper: Shaper,
         *,
         choices: int,
+        likeliest: Likeliest | None,
         stream: bool,
         usage_events: bool,
     ) -> None:
@@ -57,6 +59,7 @@ class Answerer:
             orders: One for each sequence, the choices of a prompt next to each other.
             shaper: Gives the answer its shape.
             choices: Sequences for each prompt.
+            likeliest: Which of them are the answer; None for all. Never with a stream.
             stream: Whether to send events while they are made.
             usage_events: Whether the last event has the usage.
 
@@ -65,10 +68,10 @@ class Answerer:
             ClientGoneError: Nobody is left to answer.
         """
         mailbox = Mailbox(len(orders), streaming=stream)
-        generations = [
-            Generation(f"{request_id}-{index}", index, order, mailbox)
-            for index, order in enumerate(orders)
-        ]
+        generations: list[Generation] = []
+        for index, order in enumerate(orders):
+            leader = generations[index - index % choices] if index % choices else None
+            generations.append(Generation(f"{request_id}-{index}", index, order, mailbox, leader))
         tasks = [
             asyncio.create_task(self._dispatcher.run(generation)) for generation in generations
         ]
@@ -80,7 +83,9 @@ class Answerer:
                     exchange, request_id, generations, shaper, mailbox, choices, usage_events
                 )
             else:
-                await self._once(exchange, request_id, generations, shaper, mailbox, choices)
+                await self._once(
+                    exchange, request_id, generations, shaper, mailbox, choices, likeliest
+                )
         except ClientGoneError:
             self._metrics.disconnects.inc()
             log.info("request %s: the client hung up", request_id)
@@ -100,12 +105,15 @@ class Answerer:
         shaper: Shaper,
         mailbox: Mailbox,
         choices: int,
+        likeliest: Likeliest | None,
     ) -> None:
         """Answer when everything is there."""
         pieces = await mailbox.take()
         if not pieces:
             raise ClientGoneError
         pieces.sort(key=lambda piece: piece.index)
+        if likeliest is not None:
+            pieces = likeliest.of(pieces, choices=choices)
         counts = _usage(generations, choices)
         # Before the client can ask its next turn.
         await self._remember(generations)

@@ -11,8 +11,10 @@ them for penalties, and draws the next token for the next output position.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import time
+from collections.abc import Sequence
 
 from pie.router.choice import Chooser, Chosen
 from pie.router.errors import ApiError, invalid, overloaded, server_error, unavailable
@@ -81,7 +83,9 @@ class Dispatcher:
             chosen = await self._pick(generation, tried)
             if chosen is None:
                 break
+            generation.chosen = chosen
             ending = await self._attempt(generation, chosen)
+            generation.chosen = None
             if ending is Ending.DONE:
                 return
             self._lost(generation, chosen.link, ending)
@@ -109,7 +113,7 @@ class Dispatcher:
             await asyncio.sleep(_POLL_S)
             if time.monotonic() >= since_s + self._settings.retry_after_s:
                 tried.clear()
-        chosen = self._chooser.choose(
+        chosen = _with_leader(generation, links) or self._chooser.choose(
             generation.request_id, generation.prefix, links, session=generation.order.session
         )
         if generation.first_token_s is None:
@@ -146,6 +150,7 @@ class Dispatcher:
             stop_token_ids=order.stop_token_ids,
             ignore_eos=order.ignore_eos,
             salt=prefix.salt,
+            fork_of=chosen.fork_of,
             tenant_tag=tenant_tag(link.record.model_root, prefix.salt, self._secret),
             deadline_s=remaining_s,
         )
@@ -226,6 +231,20 @@ class Dispatcher:
         if order.only_place is not None:
             return unavailable(f"Worker {order.only_place} takes no requests.", retry_after_s)
         return unavailable(f"No worker for {order.model.name} is there.", retry_after_s)
+
+
+def _with_leader(generation: Generation, links: Sequence[WorkerLink]) -> Chosen | None:
+    """Return the worker that is computing its prompt for another choice; None where none is."""
+    leader = generation.leader
+    if leader is None or generation.attempts or leader.first_token_s is not None:
+        return None
+    if leader.chosen is None or leader.chosen.link not in links:
+        return None
+    return dataclasses.replace(
+        leader.chosen,
+        predicted_tokens=len(leader.chosen.prefix.ids),
+        fork_of=leader.attempt_id,
+    )
 
 
 class _Watch:

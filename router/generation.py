@@ -13,6 +13,7 @@ from array import array
 from dataclasses import dataclass
 
 from pie.page.events import PlaceId
+from pie.router.choice import Chosen
 from pie.router.mailbox import Mailbox
 from pie.router.models import ServedModel
 from pie.router.prefix import Prefix
@@ -65,13 +66,25 @@ class Generation:
         index: Its place among the choices of its HTTP request.
         order: What is asked.
         mailbox: Where its text goes.
+        leader: The first choice of its prompt, which computes it for the others; None for that one
+            itself.
     """
 
-    def __init__(self, request_id: str, index: int, order: Order, mailbox: Mailbox) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        index: int,
+        order: Order,
+        mailbox: Mailbox,
+        leader: Generation | None = None,
+    ) -> None:
         self.request_id = request_id
         self.index = index
         self.order = order
         self.mailbox = mailbox
+        self.leader = leader
+        self.chosen: Chosen | None = None
+        """The worker of the present attempt."""
         self.output_ids: array[int] = array("I")
         self.texts: list[str] = []
         self.started: Started | None = None

@@ -120,6 +120,10 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
     ignore_eos: bool = False
     salt: str | None = None
     tenant_tag: str = ""
+    fork_of: str | None = None
+    """Request id of one of this router's with the same prompt: this one is forked off it when its
+    prompt is computed. Where it is not there, has a token already or has other tokens, this one
+    goes its own way."""
     deadline_s: float | None = None
     """Seconds from receipt after which the worker gives the request up."""
 

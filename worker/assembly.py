@@ -97,6 +97,7 @@ def make_engine(
             step_target_s=settings.step_target_ms / 1e3,
             store_queue_pages=settings.store_queue_pages,
         ),
+        copy_page=arena.copy,
         on_changes=on_changes,
         debug=debug,
     )

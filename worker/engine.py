@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pie.page.key import RootKey, tenant_root
 from pie.pool.placement import GROUP_PAGES
@@ -33,10 +32,12 @@ from pie.worker.commands import (
     StoreEnded,
     Submit,
 )
+from pie.worker.counters import Counters
+from pie.worker.forks import Forks
 from pie.worker.generation import Generation, RequestKey, Vocabulary
 from pie.worker.load_choice import LoadTier, with_outcome
 from pie.worker.offload import Offload
-from pie.worker.outcome import Outcome, StepRunner, compute
+from pie.worker.outcome import Drawn, Outcome, StepRunner, compute
 from pie.worker.page_table import Change, PageTable
 from pie.worker.rates import StepTimes
 from pie.worker.scheduler import Chunk, Limits, Scheduler, StepPlan
@@ -44,7 +45,7 @@ from pie.worker.sequence import Sequence
 from pie.worker.status import WorkerStatus
 from pie.worker.stores import PageToStore, StoreQueue
 from pie.worker.suspended import SuspendedPages
-from pie.worker.working_set import WorkingSet
+from pie.worker.working_set import CopyPage, WorkingSet
 
 log = logging.getLogger("pie.worker.engine")
 
@@ -64,27 +65,6 @@ class EngineLimits:
     store_queue_pages: int
 
 
-def _by_tier() -> Counter[LoadTier]:
-    return Counter(dict.fromkeys(LoadTier, 0))
-
-
-@dataclass(slots=True)
-class Counters:
-    """What an engine has counted since its start."""
-
-    steps: int = 0
-    requests: int = 0
-    finished: int = 0
-    failed: int = 0
-    cancelled: int = 0
-    refused: int = 0
-    prefill_tokens: int = 0
-    decode_tokens: int = 0
-    cached_tokens_device: int = 0
-    cached_tokens_loaded: Counter[LoadTier] = field(default_factory=_by_tier)
-    pages_loaded: Counter[LoadTier] = field(default_factory=_by_tier)
-
-
 class Engine:
     """Runs requests over one model and one page table.
 
@@ -95,6 +75,7 @@ class Engine:
         page_tokens: Tokens in a page.
         vocabulary: Tokenizer, end tokens and context length.
         limits: What it keeps to.
+        copy_page: Copies one physical page onto another.
         on_changes: Told, after each step, which pages are held now and which no longer.
         clock: Seconds, from anywhere, going forward.
         debug: Check all invariants whenever idle.
@@ -109,6 +90,7 @@ class Engine:
         page_tokens: int,
         vocabulary: Vocabulary,
         limits: EngineLimits,
+        copy_page: CopyPage,
         on_changes: Callable[[list[Change]], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
         debug: bool = False,
@@ -120,6 +102,7 @@ class Engine:
         self._page_tokens = page_tokens
         self._vocabulary = vocabulary
         self._limits = limits
+        self._copy_page = copy_page
         self._on_changes = on_changes
         self._clock = clock
         self._debug = debug
@@ -132,6 +115,7 @@ class Engine:
             table, limit_pages=limits.store_queue_pages, batch_pages=GROUP_PAGES
         )
         self._generations: dict[RequestKey, Generation] = {}
+        self._forks = Forks()
         self._by_number: dict[int, Generation] = {}
         self._submitted = 0
         self._times = StepTimes()
@@ -213,6 +197,8 @@ class Engine:
         if self._suspended is not None:
             self._suspended.check()
         assert {g.sequence.number for g in self._generations.values()} == set(self._by_number)
+        forking = {one for one in self._by_number.values() if one.is_forking}
+        assert set(self._forks.waiting()) == forking
 
     def _submit(self, command: Submit) -> None:
         self._submitted += 1
@@ -230,7 +216,12 @@ class Engine:
             self._counters.requests += 1
             self._tell(generation, generation.spent())
             return
-        if not self._scheduler.submit(generation.sequence):
+        parent = self._parent(generation)
+        if parent is None:
+            taken = self._scheduler.submit(generation.sequence)
+        else:
+            taken = self._scheduler.submit_fork(generation.sequence)
+        if not taken:
             self._refuse(
                 key,
                 RefusalCode.OVERLOADED,
@@ -241,6 +232,17 @@ class Engine:
         self._counters.requests += 1
         self._generations[key] = generation
         self._by_number[generation.sequence.number] = generation
+        if parent is not None:
+            self._forks.add(parent, generation)
+
+    def _parent(self, generation: Generation) -> Generation | None:
+        """Return what a request is to be forked off; None where it goes its own way."""
+        fork_of = generation.request.fork_of
+        parent = None if fork_of is None else self._generations.get((generation.owner, fork_of))
+        if parent is None or not parent.is_first:
+            return None
+        same = generation.sequence.working_set.is_twin_of(parent.sequence.working_set)
+        return parent if same else None
 
     def _begin(self, command: Submit) -> Generation:
         request = command.request
@@ -286,7 +288,7 @@ class Engine:
         try:
             outcome = compute(
                 self._runner,
-                [(chunk, self._by_number[chunk.sequence.number]) for chunk in plan.chunks],
+                [(chunk, self._drawing(chunk)) for chunk in plan.chunks],
                 self._vocabulary.tokenizer.token_bytes,
             )
         except Exception as error:
@@ -321,12 +323,27 @@ class Engine:
             self._queue_store(chunk.sequence, page)
         if not chunk.draws:
             return
-        before = generation.request.output_start
+        own, *drawn = outcome.drawn[index]
+        # Before the parent goes on: a fork has the prompt, and not what the parent drew after it.
+        for child, one in zip(self._forks.take(generation), drawn, strict=True):
+            if self._scheduler.fork(chunk.sequence, child.sequence, self._copy_page, now_s):
+                self._counters.forks += 1
+                self._push(child, one, now_s)
+        self._push(generation, own, now_s)
+
+    def _drawing(self, chunk: Chunk) -> list[Generation]:
+        """Return the generations that draw a token after a chunk: its own, and its forks."""
+        generation = self._by_number[chunk.sequence.number]
+        return [generation, *(self._forks.of(generation) if chunk.draws else ())]
+
+    def _push(self, generation: Generation, drawn: Drawn, now_s: float) -> None:
+        """Give a generation its next token."""
+        before, sequence = generation.request.output_start, generation.sequence
         first = generation.is_first
-        delta = generation.push(outcome.tokens[index], outcome.logprobs.get(index), now_s)
+        delta = generation.push(drawn.token, drawn.logprobs, now_s)
         if first:
-            self._counters.cached_tokens_device += min(before, chunk.sequence.cached_device)
-            for tier, tokens in chunk.sequence.cached_by_load.items():
+            self._counters.cached_tokens_device += min(before, sequence.cached_device)
+            for tier, tokens in sequence.cached_by_load.items():
                 self._counters.cached_tokens_loaded[tier] += min(before, tokens)
         self._tell(generation, delta)
         if delta.finish_reason is not None:
@@ -339,9 +356,16 @@ class Engine:
         self._forget(generation)
 
     def _forget(self, generation: Generation) -> None:
+        self._forks.remove(generation)
         self._scheduler.finish(generation.sequence)
         del self._generations[generation.key]
         del self._by_number[generation.sequence.number]
+        heir, *others = self._forks.take(generation) or (None,)
+        if heir is not None:
+            # The first of its forks computes the prompt in its place.
+            self._scheduler.fork_alone(heir.sequence)
+            for other in others:
+                self._forks.add(heir, other)
 
     def _tell(self, generation: Generation, delta: TokenDelta) -> None:
         self._report.deltas.setdefault(generation.owner, []).append(delta)
@@ -431,6 +455,7 @@ class Engine:
             prefill_tokens=counters.prefill_tokens,
             prefill_tokens_shared_in_flight=self._scheduler.shared_in_flight,
             decode_tokens=counters.decode_tokens,
+            forks=counters.forks,
             cached_tokens_device=counters.cached_tokens_device,
             cached_tokens_host=counters.cached_tokens_loaded[LoadTier.HOST],
             cached_tokens_disk=counters.cached_tokens_loaded[LoadTier.DISK],

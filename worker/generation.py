@@ -23,7 +23,7 @@ from pie.wire.messages import (
 )
 from pie.worker.draws import fresh_seed
 from pie.worker.sampling import SamplingRow
-from pie.worker.sequence import Sequence
+from pie.worker.sequence import Sequence, SequenceState
 
 RequestKey = tuple[bytes, str]
 """A router's peer id and its request id: ids are unique among one router's requests only."""
@@ -81,6 +81,11 @@ class Generation:
     def is_first(self) -> bool:
         """Whether no token was drawn here yet."""
         return self._first_token_s is None
+
+    @property
+    def is_forking(self) -> bool:
+        """Whether it waits for another one's prompt."""
+        return self.sequence.state is SequenceState.FORKING
 
     @property
     def is_spent(self) -> bool:

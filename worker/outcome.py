@@ -28,23 +28,37 @@ class StepRunner(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A token, with its log-probabilities where they were asked for."""
+
+    token: int
+    logprobs: PositionLogprobs | None = None
+
+
 @dataclass(slots=True)
 class Outcome:
     """For the chunks of a step, by their place in it."""
 
     finite: list[bool]
     """Whether the model's output is a number."""
-    tokens: dict[int, int] = field(default_factory=dict)
-    """The token drawn for each chunk that draws."""
-    logprobs: dict[int, PositionLogprobs] = field(default_factory=dict)
-    """For those of them that asked."""
+    drawn: dict[int, list[Drawn]] = field(default_factory=dict)
+    """What was drawn after each chunk that draws: a token for each generation in order."""
 
 
 @torch.inference_mode()
 def compute(
-    runner: StepRunner, chunks: Sequence[tuple[Chunk, Generation]], token_bytes: TokenBytes
+    runner: StepRunner,
+    chunks: Sequence[tuple[Chunk, Sequence[Generation]]],
+    token_bytes: TokenBytes,
 ) -> Outcome:
-    """Run chunks through the model and draw tokens."""
+    """Run chunks through the model and draw tokens.
+
+    Args:
+        runner: The model.
+        chunks: Each with the generations that draw a token from what comes after it.
+        token_bytes: Tokens as bytes.
+    """
     output = runner.run(Batch([_pass(chunk) for chunk, _ in chunks]))
     # Every chunk asks for its last token's logits, drawn from or not: where every layer attends to
     # all tokens, a NaN in any of them reaches the last one.
@@ -54,24 +68,30 @@ def compute(
     outcome = Outcome(
         [logits_finite[row] and finite for row, finite in zip(rows, states_finite, strict=True)]
     )
-    drawn = [i for i, (chunk, _) in enumerate(chunks) if chunk.draws and outcome.finite[i]]
-    if not drawn:
+    drawing = [
+        (i, generation)
+        for i, (chunk, generations) in enumerate(chunks)
+        if chunk.draws and outcome.finite[i]
+        for generation in generations
+    ]
+    if not drawing:
         return outcome
-    logits = output.logits[[rows[i] for i in drawn]]
-    generations = [chunks[i][1] for i in drawn]
-    tokens = draw(logits, [generation.row for generation in generations])
-    outcome.tokens = dict(zip(drawn, tokens, strict=True))
+    logits = output.logits[[rows[i] for i, _ in drawing]]
+    tokens = draw(logits, [generation.row for _, generation in drawing])
     told = [
         (at, top)
-        for at, generation in enumerate(generations)
+        for at, (_, generation) in enumerate(drawing)
         if (top := generation.request.sampling.logprobs) is not None
     ]
+    logprobs: dict[int, PositionLogprobs] = {}
     if told:
         at_rows = [at for at, _ in told]
         found = position_logprobs(
             logits[at_rows], [tokens[at] for at in at_rows], [top for _, top in told], token_bytes
         )
-        outcome.logprobs = {drawn[at]: one for at, one in zip(at_rows, found, strict=True)}
+        logprobs = dict(zip(at_rows, found, strict=True))
+    for at, ((i, _), token) in enumerate(zip(drawing, tokens, strict=True)):
+        outcome.drawn.setdefault(i, []).append(Drawn(token, logprobs.get(at)))
     return outcome
 
 

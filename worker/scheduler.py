@@ -12,6 +12,9 @@ it computed is kept aside where there is room, and it goes on from there later.
 A page is computed by one sequence at a time (single flight): whoever needs a page that an earlier
 one is about to compute, or that a load is to bring, waits for it, page by page. Who that is is seen
 anew in each step, so that a waiter takes over where the earlier one ended or was pre-empted.
+
+A sequence with the very prompt of another may wait to become a fork of it: then it takes that one's
+pages as they are when the prompt is computed, and runs from there.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from typing import Protocol
 from pie.worker.load_choice import Loaded
 from pie.worker.page_table import PageTable
 from pie.worker.sequence import Sequence, SequenceState
+from pie.worker.working_set import CopyPage
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +125,7 @@ class Scheduler:
         self._waiting: list[Sequence] = []
         self._loading: list[Sequence] = []
         self._running: list[Sequence] = []
+        self._forking: list[Sequence] = []
         self._orphans: list[Sequence] = []
         self.preemptions = 0
         self.shared_in_flight = 0
@@ -134,7 +139,7 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         """Sequences that have none yet, those that load included."""
-        return len(self._waiting) + len(self._loading)
+        return len(self._waiting) + len(self._loading) + len(self._forking)
 
     @property
     def loading(self) -> int:
@@ -144,7 +149,9 @@ class Scheduler:
     @property
     def is_empty(self) -> bool:
         """Whether no sequence is left and no load under way."""
-        return not (self._waiting or self._loading or self._running or self._orphans)
+        return not (
+            self._waiting or self._loading or self._running or self._forking or self._orphans
+        )
 
     @property
     def waiting_tokens(self) -> int:
@@ -156,13 +163,55 @@ class Scheduler:
         )
 
     def submit(self, sequence: Sequence) -> bool:
-        """Queue a sequence; False, and no change, where the queue is full."""
-        if len(self._waiting) >= self._limits.max_waiting:
-            return False
+        """Queue a sequence; False where it would have to wait and the queue is full.
+
+        What has arrived since the last plan and fits waits for nothing, and is no part of the queue.
+        """
+        full = len(self._waiting) >= self._limits.max_waiting
         held = self._table.matching(sequence.working_set.keys)
         sequence.expected_tokens = max(1, sequence.length - held.pages * self._page_tokens)
         self._queue(sequence)
+        if full:
+            self._admit(sequence.arrived_s)
+            waits = sequence.state is SequenceState.WAITING
+            if waits and len(self._waiting) > self._limits.max_waiting:
+                self._waiting.remove(sequence)
+                return False
         return True
+
+    def submit_fork(self, sequence: Sequence) -> bool:
+        """Let a sequence wait for `fork`; False, and no change, where there are too many."""
+        ahead = self._occupied + len(self._waiting) + len(self._forking)
+        if ahead >= self._limits.max_running + self._limits.max_waiting:
+            return False
+        sequence.expected_tokens = 0
+        sequence.state = SequenceState.FORKING
+        bisect.insort(self._forking, sequence, key=_arrival)
+        return True
+
+    def fork(self, parent: Sequence, sequence: Sequence, copy_page: CopyPage, now_s: float) -> bool:
+        """Make a waiting sequence a fork of `parent`, whose tokens are all computed.
+
+        Returns whether it runs now. Where there is no room it waits for its turn like others.
+        """
+        forked = None
+        if self._occupied < self._limits.max_running and self._fits(sequence):
+            forked = parent.working_set.fork(copy_page, now_s)
+        if forked is None:
+            self.fork_alone(sequence)
+            return False
+        self._forking.remove(sequence)
+        sequence.working_set = forked
+        sequence.admitted_s = now_s
+        sequence.cached_device = sequence.note_reached()
+        self._run(sequence)
+        return True
+
+    def fork_alone(self, sequence: Sequence) -> None:
+        """Queue a sequence that waits for a parent which is gone."""
+        self._forking.remove(sequence)
+        sequence.expected_tokens = sequence.length
+        self._queue(sequence)
 
     def plan(self, now_s: float, *, prefill_tokens: int) -> StepPlan:
         """Choose the next step.
@@ -238,11 +287,19 @@ class Scheduler:
             sequence.working_set.release()
         elif sequence.state is SequenceState.WAITING:
             self._waiting.remove(sequence)
+        elif sequence.state is SequenceState.FORKING:
+            self._forking.remove(sequence)
         sequence.state = SequenceState.FINISHED
 
     def sequences(self) -> Iterator[Sequence]:
         """List all that hold or want pages."""
-        yield from (*self._running, *self._loading, *self._waiting, *self._orphans)
+        yield from (
+            *self._running,
+            *self._loading,
+            *self._waiting,
+            *self._forking,
+            *self._orphans,
+        )
 
     def check(self) -> None:
         """Raise `AssertionError` where scheduler and page table contradict themselves."""
@@ -250,13 +307,14 @@ class Scheduler:
             (self._waiting, SequenceState.WAITING),
             (self._loading, SequenceState.LOADING),
             (self._running, SequenceState.RUNNING),
+            (self._forking, SequenceState.FORKING),
             (self._orphans, SequenceState.FINISHED),
         ):
             assert all(one.state is state for one in sequences)
             if sequences is not self._orphans:
                 assert sequences == sorted(sequences, key=_arrival)
         assert len(self._running) + len(self._loading) <= self._limits.max_running
-        assert all(not one.working_set.pages for one in self._waiting)
+        assert all(not one.working_set.pages for one in self._waiting + self._forking)
         assert not any(one.awaited for one in self._waiting + self._loading)
 
     def _admit(self, now_s: float) -> None:

@@ -23,6 +23,8 @@ class SequenceState(enum.Enum):
     LOADING = "loading"
     """Its pages come from a lower tier or the pool; other sequences go on."""
     RUNNING = "running"
+    FORKING = "forking"
+    """It becomes a fork of another, which is computing the prompt of both."""
     FINISHED = "finished"
 
 

@@ -18,7 +18,7 @@ _LEAST_TIER_BYTES = 1 << 20
 class ModelSettings(BaseModel):
     """Which model a worker serves, and with what memory."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     source: str = Field(
         default="smollm2",
@@ -32,15 +32,22 @@ class ModelSettings(BaseModel):
         description="What clients call the model; by default its source's own name.",
     )
     revision: str | None = Field(
-        default=None, description="Branch, tag or commit of a hub id; by default its main branch."
+        default=None,
+        min_length=1,
+        description="Branch, tag or commit of a hub id; by default its main branch.",
     )
     dtype: Literal["bfloat16", "float16", "float32"] = Field(
         default="bfloat16", description="What weights, activations and pages are made of."
     )
-    device: str = Field(default="cpu", description="Where the model runs: `cpu`, `cuda`, `cuda:1`.")
+    device: str = Field(
+        default="cpu",
+        pattern=r"^(cpu|cuda(:[0-9]{1,3})?)$",
+        description="Where the model runs: `cpu`, `cuda`, `cuda:1`.",
+    )
     context_tokens: int | None = Field(
         default=None,
-        ge=1,
+        ge=2,
+        le=1 << 30,
         description="Longest sequence, prompt and output together; by default, and at most, what "
         "the model was made for.",
     )
@@ -48,17 +55,20 @@ class ModelSettings(BaseModel):
     device_kv_budget: ByteSize = Field(
         default=ByteSize(512 << 20),
         ge=1 << 16,
+        le=1 << 50,
         description="Memory for the pages of one worker, such as `4GiB`. Never exceeded.",
     )
     host_kv_budget: ByteSize = Field(
         default=ByteSize(256 << 20),
         ge=0,
+        le=1 << 50,
         description="Host memory for pages that leave a worker's device memory, such as `16GiB`; "
         "0 turns this tier off. Never exceeded.",
     )
     disk_kv_budget: ByteSize = Field(
         default=ByteSize(0),
         ge=0,
+        le=1 << 60,
         description="Disk space of one worker for pages that leave its host memory; they survive "
         "a restart. 0 turns this tier off. Never exceeded.",
     )
@@ -74,9 +84,11 @@ class ModelSettings(BaseModel):
     threads: int | None = Field(
         default=None,
         ge=1,
-        description="CPU threads of one worker; by default the machine's cores over its workers.",
+        le=1_024,
+        description="CPU threads of one worker; by default the machine's cores over its workers, "
+        "at most four for each core.",
     )
-    attention: str = Field(
+    attention: Literal["auto", "native", "torch"] = Field(
         default="auto", description="Attention backend: `auto` takes the fastest that is there."
     )
     cache_folder: Path = Field(
@@ -89,27 +101,35 @@ class ModelSettings(BaseModel):
     max_waiting: int = Field(
         default=256,
         ge=0,
-        description="Requests that wait for their turn at a worker; more are refused for now.",
+        le=1_000_000,
+        description="Requests that wait for their turn at a worker; more are refused for now. With 0 "
+        "a request that does not fit at once is refused.",
     )
     step_tokens: int = Field(
         default=1024,
         ge=1,
+        le=1_000_000,
         description="Most tokens of one step; at least `max_running` are allowed in any case.",
     )
     step_target_ms: float = Field(
         default=250.0,
         gt=0,
+        le=60_000,
         description="How long a step should take while answers are being written: bounds the part "
         "of a long prompt that goes along.",
     )
     store_queue_pages: int = Field(
         default=1024,
         ge=0,
+        le=1_000_000,
         description="Pages that wait to be copied to host memory, disk and pool; more are not "
         "copied before they leave device memory.",
     )
     transfer_timeout_s: float = Field(
-        default=5.0, gt=0, description="Longest load from a lower tier or the pool, or store."
+        default=5.0,
+        gt=0,
+        le=3_600,
+        description="Longest load from a lower tier or the pool, or store.",
     )
 
     @field_validator("host_kv_budget", "disk_kv_budget")

@@ -61,6 +61,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     prefill_tokens_shared_in_flight: Counter[int] = 0
     """Prompt tokens that were not computed because another request was computing them."""
     decode_tokens: Counter[int] = 0
+    forks: Counter[int] = 0
+    """Sequences that went on from another's prompt without computing a token of it."""
     cached_tokens_device: Counter[int] = 0
     cached_tokens_host: Counter[int] = 0
     cached_tokens_disk: Counter[int] = 0

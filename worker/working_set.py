@@ -1,6 +1,6 @@
 """One sequence's view of the device pages: its tokens, their keys, and the pages that hold them.
 
-Covers growing, matching, freezing and letting go. Does not cover which sequence runs when
+Covers growing, matching, freezing, forking and letting go. Does not cover which sequence runs when
 (`pie.worker.scheduler`) or which physical pages are taken (`pie.worker.page_table`).
 
 Of a working set's pages the first `frozen` are shared and immutable. The rest are its own: full
@@ -12,11 +12,14 @@ from __future__ import annotations
 import bisect
 import itertools
 from array import array
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 from pie.page.key import PageKey, RootKey, page_keys
 from pie.worker.batch import PageSlot
 from pie.worker.page_table import FrozenPage, PageTable
+
+CopyPage = Callable[[PageSlot, PageSlot], None]
+"""Copies the first physical page's contents onto the second."""
 
 
 class WorkingSet:
@@ -157,6 +160,49 @@ class WorkingSet:
             return None
         self.computed = computed
         return self.pages[self.frozen]
+
+    def is_twin_of(self, other: WorkingSet) -> bool:
+        """Say whether both have the same tokens under the same root."""
+        return self._root == other._root and self.tokens == other.tokens
+
+    def twin(self) -> WorkingSet:
+        """Return a working set of the same tokens that holds no pages."""
+        twin = WorkingSet(
+            self._table,
+            self._root,
+            (),
+            page_tokens=self._page_tokens,
+            tenant_tag=self._tenant_tag,
+        )
+        twin.tokens, twin.keys = self.tokens[:], self.keys[:]
+        return twin
+
+    def fork(self, copy_page: CopyPage, now_s: float) -> WorkingSet | None:
+        """Return a working set that goes on from here by itself; None where there is no room.
+
+        Both share the frozen pages, by count; only the page that is being written, if any, is
+        copied. Either may fork again, go on or end before the other.
+
+        Args:
+            copy_page: Called with the page being written and the one that is to be like it.
+            now_s: The time.
+        """
+        twin = self.twin()
+        own = self.computed - self.frozen * self._page_tokens
+        assert own < self._page_tokens, "a page that is full has been frozen"
+        copied: Sequence[PageSlot] = ()
+        if own > 0:
+            taken = self._table.allocate(1, now_s)
+            if taken is None:
+                return None
+            copied = taken
+            copy_page(self.pages[self.frozen], copied[0])
+        shared = self.pages[: self.frozen]
+        for page in shared:
+            self._table.acquire(page)
+        twin.pages = [*shared, *copied]
+        twin.frozen, twin.computed = self.frozen, self.computed
+        return twin
 
     def release(self) -> None:
         """Let go of all pages; the frozen ones stay in the table as long as there is room."""

@@ -9,11 +9,18 @@ from __future__ import annotations
 import codecs
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator
+from pydantic import (
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from pie.router.api.body import BodyLimits, GenerationBody
@@ -38,14 +45,43 @@ class CompletionBody(GenerationBody):
 
     prompt: Annotated[
         Annotated[str, Tag("~text")]
-        | Annotated[list[str], Tag("~texts")]
-        | Annotated[list[int], Tag("~tokens")]
-        | Annotated[list[list[int]], Tag("~token_lists")],
+        | Annotated[list[str], Field(fail_fast=True), Tag("~texts")]
+        | Annotated[list[int], Field(fail_fast=True), Tag("~tokens")]
+        | Annotated[
+            list[Annotated[list[int], Field(fail_fast=True)]],
+            Field(fail_fast=True),
+            Tag("~token_lists"),
+        ],
         Discriminator(_prompt_kind),
     ] = Field(description="A text, a list of texts, a list of token ids, or a list of such lists.")
     logprobs: int | None = Field(
         default=None, ge=0, description="Likeliest tokens to report at each position."
     )
+
+    best_of: int | None = Field(
+        default=None,
+        ge=1,
+        description="Sequences to make for each prompt, of which the `n` likeliest are answered: "
+        "at least `n`, and not with `stream` unless equal to it.",
+    )
+
+    @field_validator("best_of")
+    @classmethod
+    def _best_of_within_limit(cls, value: int | None, info: ValidationInfo) -> int | None:
+        limits = info.context
+        if value is not None and isinstance(limits, BodyLimits) and value > limits.max_choices:
+            raise PydanticCustomError(
+                "too_many", "must be at most {most}", {"most": limits.max_choices}
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _best_of_covers_n(self) -> Self:
+        if self.best_of is not None and self.best_of < self.choices:
+            raise PydanticCustomError("best_of", "best_of: must be at least n")
+        if self.stream and self.sequences > self.choices:
+            raise PydanticCustomError("best_of", "best_of: must equal n where stream is true")
+        return self
 
     @field_validator("prompt")
     @classmethod
@@ -73,6 +109,11 @@ class CompletionBody(GenerationBody):
                 "too_many", "must be at most {most}", {"most": limits.max_logprobs}
             )
         return value
+
+    @property
+    def sequences(self) -> int:
+        """Sequences to make for each prompt, of which `choices` are answered."""
+        return self.best_of or self.choices
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:

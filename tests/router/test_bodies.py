@@ -232,3 +232,26 @@ def test_whatever_a_body_may_ask_for_a_worker_takes() -> None:
     for limit in ("max_stop_strings", "max_logprobs"):
         with pytest.raises(ValidationError, match=limit):
             RouterSettings.model_validate({limit: 257})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"best_of": 0},
+        {"best_of": 5},
+        {"best_of": 2, "n": 3},
+        {"best_of": 2, "stream": True},
+        {"best_of": "all"},
+    ],
+)
+def test_a_wrong_best_of_is_refused_by_its_name(fields: dict[str, object]) -> None:
+    with pytest.raises(ApiError) as caught:
+        completion(**({"prompt": "a"} | fields))
+    assert caught.value.param == "best_of"
+    assert "best_of" in caught.value.message
+
+
+def test_best_of_makes_more_sequences_than_it_answers() -> None:
+    body = completion(prompt="a", best_of=3, n=2)
+    assert (body.sequences, body.choices) == (3, 2)
+    assert completion(prompt="a", n=2, best_of=2, stream=True).sequences == 2

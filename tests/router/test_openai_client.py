@@ -104,6 +104,27 @@ async def test_several_choices_are_told_apart(client: AsyncOpenAI, cluster: Clus
     assert len(set(seeds)) == 3
 
 
+async def test_choices_are_forks_of_the_first_at_the_same_worker(
+    client: AsyncOpenAI, cluster: Cluster
+) -> None:
+    await client.chat.completions.create(model="mock", messages=HELLO, n=3)
+    asked = [mock.events("generate") for mock in cluster.mocks]
+    [(first, *others)] = [events for events in asked if events]
+    assert first["fork_of"] is None
+    assert [event["fork_of"] for event in others] == [first["request"]] * 2
+
+
+async def test_best_of_answers_the_likeliest_and_counts_all_that_was_made(
+    client: AsyncOpenAI,
+) -> None:
+    asked: Any = {"model": "mock", "prompt": ["one", "two"], "max_tokens": 4}
+    answer = await client.completions.create(**asked, n=2, best_of=3)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    assert all(choice.logprobs is None for choice in answer.choices)
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 2 * 3 * 4
+
+
 async def test_several_choices_stream(client: AsyncOpenAI) -> None:
     stream = await client.chat.completions.create(model="mock", messages=HELLO, n=2, stream=True)
     texts = ["", ""]

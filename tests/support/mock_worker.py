@@ -205,6 +205,7 @@ class _Mock:
                 seed=message.sampling.seed,
                 max_tokens=message.max_tokens,
                 salt=message.salt,
+                fork_of=message.fork_of,
             )
             if spec.refuse is not None:
                 raise RefusedError(RefusalCode(spec.refuse), "as the test wants", 7.0)

@@ -25,12 +25,14 @@ from pie.wire.messages import (
     Started,
     TokenDelta,
 )
+from pie.worker.batch import PageSlot
 from pie.worker.commands import CancelOne, Command, StepReport, Submit
 from pie.worker.engine import Engine, EngineLimits
 from pie.worker.generation import Vocabulary
 from pie.worker.outcome import StepRunner
 from pie.worker.page_table import Change, PageTable
 from pie.worker.scheduler import Limits
+from pie.worker.working_set import CopyPage
 
 GREEDY = Sampling(temperature=0)
 ROUTER = b"router"
@@ -47,6 +49,10 @@ def byte_tokenizer(folder: Path) -> Tokenizer:
     folder.mkdir(parents=True, exist_ok=True)
     inner.save(str(folder / "tokenizer.json"))
     return Tokenizer.load(folder)
+
+
+def _no_copy(source: PageSlot, target: PageSlot) -> None:
+    raise AssertionError(f"page {source} was copied to {target}")
 
 
 @dataclass
@@ -99,6 +105,7 @@ class Driver:
         step_tokens: int = 64,
         step_target_s: float = 0.05,
         eos: int = EOS,
+        copy_page: CopyPage = _no_copy,
     ) -> None:
         self.table = PageTable(
             pages, page_bytes=page_bytes, part=Part.FULL, retention=RetentionManager()
@@ -118,6 +125,7 @@ class Driver:
                 step_target_s=step_target_s,
                 store_queue_pages=1000,
             ),
+            copy_page=copy_page,
             on_changes=self.changes.extend,
             clock=self._clock,
             debug=True,

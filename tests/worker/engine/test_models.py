@@ -11,13 +11,13 @@ import torch
 from transformers import PreTrainedModel
 
 from pie.tokens.tokenizer import Tokenizer
-from pie.wire.messages import FinishReason
+from pie.wire.messages import FinishReason, Sampling
 from pie.worker.arena import Arena
 from pie.worker.batch import Batch, LogitRows, Pass
 from pie.worker.model import Model
 from pie.worker.runner import Runner
 from tests.support.models import VOCAB_SIZE, tiny_model, tiny_module
-from tests.worker.engine.driver import EOS, Answer, Driver
+from tests.worker.engine.driver import EOS, GREEDY, Answer, Driver
 
 PAGE = 8
 KINDS = ("llama", "qwen3", "gemma3", "gpt2")
@@ -57,12 +57,18 @@ class Served(Driver):
             page_bytes=self.arena.page_bytes,
             root=model.model_root,
             context_tokens=min(model.context_tokens, pages * PAGE),
+            copy_page=self.arena.copy,
             **options,
         )
 
 
 def expect(
-    reference: PreTrainedModel, prompt: list[int], answer: Answer, *, ignore_eos: bool = False
+    reference: PreTrainedModel,
+    prompt: list[int],
+    answer: Answer,
+    *,
+    ignore_eos: bool = False,
+    banned: int | None = None,
 ) -> None:
     """Compare with `generate`; where the reference's top two are close, go on from ours."""
     given = answer.token_ids
@@ -77,6 +83,7 @@ def expect(
             pad_token_id=0,
             output_logits=True,
             **({"eos_token_id": None} if ignore_eos else {}),
+            **({} if banned is None else {"suppress_tokens": [banned]}),
             return_dict_in_generate=True,
         )
         theirs = out.sequences[0, ids.shape[1] :].tolist()
@@ -130,6 +137,34 @@ def test_sixteen_at_a_time(reference: PreTrainedModel, make: Callable[..., Serve
     driver.run()
     for prompt, answer in asked:
         expect(reference, prompt, answer)
+
+
+def test_forks_that_go_different_ways(
+    reference: PreTrainedModel, make: Callable[..., Served]
+) -> None:
+    driver = make()
+    # One that ends with a page, and one whose last page is copied.
+    for length in (40, 43):
+        prompt = [7 + at * 11 % 50 for at in range(length)]
+        first = driver.generate(prompt, 1).token_ids[0]
+        other = Sampling(temperature=0, logit_bias={first: -100.0})
+        parent = driver.submit(prompt, 24, request_id=f"{length}-0", salt="new")
+        forks = [
+            driver.submit(
+                prompt,
+                24,
+                request_id=f"{length}-{at}",
+                salt="new",
+                fork_of=f"{length}-0",
+                sampling=other if at == 1 else GREEDY,
+            )
+            for at in (1, 2)
+        ]
+        driver.run()
+        expect(reference, prompt, parent)
+        expect(reference, prompt, forks[0], banned=first)
+        assert forks[1].token_ids == parent.token_ids
+    assert driver.engine.status.forks == 4
 
 
 def test_few_pages(reference: PreTrainedModel, make: Callable[..., Served]) -> None:

@@ -226,6 +226,16 @@ async def test_a_full_queue_refuses(places: Places) -> None:
     assert len(refused) < 8
 
 
+async def test_without_a_queue_an_idle_worker_answers(places: Places) -> None:
+    worker = await places.worker("w0", pool=False, max_running=2, max_waiting=0)
+    asker = await places.asker(worker)
+    for _ in range(3):
+        answers = [(await asker.send(PROMPT, 4, ignore_eos=True))[1] for _ in range(2)]
+        for answer in answers:
+            await asker.ended(answer)
+        assert not any(answer.refused for answer in answers)
+
+
 async def test_a_slow_router_gets_merged_steps(places: Places, worker: WorkerService) -> None:
     asker = await places.asker(worker)
     give = hold_credit(asker.client)

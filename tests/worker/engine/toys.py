@@ -67,6 +67,9 @@ class ToyRunner:
         rows = [range(i, i + 1) for i in range(len(batch.passes))]
         return StepOutput(logits, rows, [None] * len(rows))
 
+    def copy(self, source: int, target: int) -> None:
+        self.memory[target] = self.memory[source]
+
     def export(self, page_id: int, part: Part) -> memoryview:
         assert part is Part.FULL
         return memoryview(self.memory[page_id].tobytes())
