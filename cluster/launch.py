@@ -312,6 +312,8 @@ class Cluster:
         pool = config.pool
         if pool.nodes and pool.disk_budget:
             self._secret = kept_secret(pool.disk_folders[0])
+        elif config.model.disk_kv_budget:
+            self._secret = kept_secret(config.model.disk_kv_path)
         common = {
             "index": config.index,
             "index_url": self._index_url,

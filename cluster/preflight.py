@@ -46,6 +46,7 @@ def absolute(config: PieConfig) -> PieConfig:
             "model": model.model_copy(
                 update={
                     "cache_folder": _absolute(model.cache_folder),
+                    "disk_kv_path": _absolute(model.disk_kv_path),
                     "source": str(source),
                 }
             ),
@@ -133,6 +134,8 @@ def _folders(config: PieConfig) -> Iterator[str]:
     yield from _unusable("model.cache_folder", config.model.cache_folder)
     if not config.index.url:
         yield from _unwritable("index.data_dir", config.index.data_dir, mode=0o700)
+    if config.model.disk_kv_budget:
+        yield from _unusable("model.disk_kv_path", config.model.disk_kv_path)
     if config.pool.nodes and config.pool.disk_budget:
         folders = config.pool.disk_folders
         for folder in folders:
@@ -212,15 +215,16 @@ def _ports(config: PieConfig) -> Iterator[str]:
 
 
 def _memory(config: PieConfig) -> Iterator[str]:
-    on_cpu = config.model.device == "cpu"
-    wanted = config.pool.nodes * config.pool.ram_budget + (
-        config.cluster.workers * config.model.device_kv_budget if on_cpu else 0
-    )
+    model = config.model
+    on_cpu = model.device == "cpu"
+    one_worker = model.host_kv_budget + (model.device_kv_budget if on_cpu else 0)
+    wanted = config.pool.nodes * config.pool.ram_budget + config.cluster.workers * one_worker
     free = psutil.virtual_memory().available
     if wanted > free:
         yield (
             f"the page budgets need {wanted / 2**30:.1f} GiB and {free / 2**30:.1f} GiB of memory "
-            "are free: lower model.device_kv_budget, pool.ram_budget or cluster.workers"
+            "are free: lower model.device_kv_budget, model.host_kv_budget, pool.ram_budget or "
+            "cluster.workers"
         )
 
 

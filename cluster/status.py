@@ -55,6 +55,9 @@ def show_status(url: str, token: str, console: Console) -> None:
     if told:
         console.print()
         console.print(_work(told))
+    if tiered := [one for one in told if one.gauges]:
+        console.print()
+        console.print(_tiers(tiered))
     if status.pool:
         console.print()
         console.print(_nodes(status.pool))
@@ -100,6 +103,26 @@ def _work(workers: Sequence[WorkerLine]) -> Table:
     table = _table("worker", *columns)
     for one in workers:
         table.add_row(one.place, *(_figure(one.counters, name) for name in columns.values()))
+    return table
+
+
+def _tiers(workers: Sequence[WorkerLine]) -> Table:
+    """Return what each worker holds below device memory, and what came back from there."""
+    table = _table("worker", "host", "of", "disk", "of", "host tok", "disk tok", "lost", "bad")
+    for one in workers:
+        table.add_row(
+            one.place,
+            *(
+                _size(one.gauges, f"{figure}.{tier}")
+                for tier in ("host", "disk")
+                for figure in ("tier_used_bytes", "tier_budget_bytes")
+            ),
+            *(
+                _figure(one.counters, name)
+                for name in ("cached_tokens_host", "cached_tokens_disk", "pages_lost")
+            ),
+            _figure(one.counters, "disk_bad_pages"),
+        )
     return table
 
 

@@ -28,6 +28,8 @@ class BadPageReason(enum.StrEnum):
     """Written without the cluster's secret, or with a secret where this cluster has none."""
     WRONG_PAGE = "wrong_page"
     """A whole page, but not the one that was asked for."""
+    OTHER_MODEL = "other_model"
+    """A whole page of another model, dtype or layout, where only one model's pages are kept."""
 
 
 class PageError(Exception):

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from pie.page.errors import BadPage
+from pie.page.errors import BadPage, BadPageReason
 from pie.page.events import Tier as TierKind
 from pie.page.format import PageHeader
 from pie.page.lookup import LookupStatus
@@ -166,6 +166,11 @@ class DiskTier:
         with self._lock:
             self._is_open = True
 
+    def turn_off(self, error: OSError) -> None:
+        """Show all folders as off, because the tier that could not be opened stays closed."""
+        for folder in self._folders:
+            folder.health.failed(error, "open")
+
     def lookup(self, page: PageId) -> LookupStatus:
         """Say what is known of a page, without pinning it."""
         entry = self._entries.get(page)
@@ -265,6 +270,13 @@ class DiskTier:
 
     def remove(self, page: PageId) -> bool:
         """Remove a page unless it is pinned or being written; say whether it is gone."""
+        return self._leave(page)
+
+    def discard(self, page: PageId, reason: BadPageReason) -> bool:
+        """Remove a page as a bad one, because its owner finds it so; say whether it is gone."""
+        return self._leave(page, reason)
+
+    def _leave(self, page: PageId, reason: BadPageReason | None = None) -> bool:
         with self._lock:
             entry = self._entries.get(page)
             if entry is None or not self._is_open:
@@ -273,6 +285,9 @@ class DiskTier:
                 # One that is on its way out is gone for all who ask.
                 return entry.status is LookupStatus.MISS and not entry.pins
             entry.status = LookupStatus.MISS
+            if reason is not None:
+                entry.bad = reason.value
+                self._count_bad(entry)
         with self._busy():
             if self._take_away(entry):
                 with self._lock:
@@ -314,7 +329,8 @@ class DiskTier:
             for entry in self._entries.values():
                 entry.check()
                 packed += entry.home is not None and entry.home.slot is not None
-            if self._is_open:
+            # What a folder that is off still has in its packs, nobody knows any more.
+            if self._is_open and not any(folder.health.is_off for folder in self._folders):
                 assert packed == sum(folder.packs.live_pages for folder in self._folders)
         for folder in self._folders:
             folder.packs.check()

@@ -18,6 +18,7 @@ from pie.router.errors import ApiError
 from pie.router.exchange import ClientGoneError, Exchange
 from pie.router.generation import Generation, Order
 from pie.router.likeliest import Likeliest
+from pie.router.load_told import told_load
 from pie.router.mailbox import Mailbox
 from pie.router.metrics import RouterMetrics
 from pie.router.rates import loaded_tokens
@@ -189,6 +190,7 @@ def _headers(request_id: str, generations: Sequence[Generation]) -> dict[str, st
         "x-pie-worker": first.place or "",
         "x-pie-cached-tokens": str(first.cached_tokens),
         "x-pie-cached-from": _sources(first),
+        "x-pie-load": told_load(first.started),
     }
 
 

@@ -82,6 +82,7 @@ def _generation(body: str, answer: str, chunk: str) -> dict[str, Any]:
                             ("x-pie-worker", "The worker that gave the first token."),
                             ("x-pie-cached-tokens", "Prompt tokens that were not computed."),
                             ("x-pie-cached-from", "Where they came from: `device=480,pool=32`."),
+                            ("x-pie-load", "Why pages were loaded or computed, tier by tier."),
                         )
                     },
                     "content": {

@@ -174,6 +174,31 @@ class FinishReason(enum.StrEnum):
     FAILED = "failed"
 
 
+class LoadSource(msgspec.Struct, frozen=True, array_like=True):
+    """Pages of a request's prompt in one tier, and what became of them."""
+
+    tier: str
+    """`host`, `disk` or `pool`."""
+    pages: int
+    """Those that were looked for there; a pool may turn out to have fewer."""
+    load_ms: float
+    """How long their load was estimated to take; 0 where nothing was known yet."""
+    compute_ms: float
+    """How long computing their tokens was estimated to take."""
+    chosen: bool
+    """Whether they were to be loaded."""
+    loaded_pages: int = 0
+    took_ms: float = 0.0
+
+
+class LoadDecision(msgspec.Struct, frozen=True, array_like=True):
+    """Why pages were loaded or computed; the sources in the order of the prompt."""
+
+    sources: tuple[LoadSource, ...]
+    overran: bool = False
+    """Whether the load was given up because it took longer than estimated."""
+
+
 class Started(msgspec.Struct, frozen=True, array_like=True):
     """How a request began; comes with its first tokens."""
 
@@ -181,6 +206,8 @@ class Started(msgspec.Struct, frozen=True, array_like=True):
     queued_ms: float
     load_ms: float
     prefill_ms: float
+    load: LoadDecision | None = None
+    """None where no page beyond device memory was looked for."""
 
 
 class TokenDelta(msgspec.Struct, frozen=True, array_like=True):

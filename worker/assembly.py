@@ -6,7 +6,7 @@ sockets and threads (`pie.worker.service`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -104,9 +104,15 @@ def make_engine(
 
 
 def make_record(
-    assembly: Assembly, *, place: PlaceId, epoch: Epoch, address: str, ttl_s: float
+    assembly: Assembly,
+    *,
+    place: PlaceId,
+    epoch: Epoch,
+    address: str,
+    ttl_s: float,
+    tiers: Sequence[Tier] = (),
 ) -> PlaceRecord:
-    """Return what a worker says of itself in the index."""
+    """Return what a worker says of itself in the index; `tiers` are those below device memory."""
     model = assembly.model
     return PlaceRecord(
         place=place,
@@ -125,7 +131,7 @@ def make_record(
         tokenizer_digest=assembly.tokenizer.digest,
         window_tokens=model.layout.window_tokens,
         parts=tuple(int(part) for part in model.layout.parts),
-        tiers=(int(Tier.DEVICE),),
+        tiers=tuple(int(tier) for tier in (Tier.DEVICE, *tiers)),
         total_pages=assembly.arena.num_pages,
         ttl_s=ttl_s,
     )

@@ -10,6 +10,7 @@ from array import array
 from dataclasses import dataclass, field
 
 from pie.wire.messages import Generate, Load, Refused, TokenDelta
+from pie.worker.load_choice import Loaded
 from pie.worker.sequence import Sequence
 
 
@@ -46,6 +47,10 @@ class LoadEnded:
     pages: int
     """The leading pages that came."""
     seconds: float
+    sources: tuple[Loaded, ...] = ()
+    """Where from, in the order of the pages; those that were not reached are left out."""
+    overran: bool = False
+    """Whether it was given up because its time was over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,8 @@ class StoreEnded:
 
     stored: int
     """Pages that the pool holds now."""
+    kept: int
+    """Pages that are where they were to go: in the pool, or in lower tiers where there is none."""
 
 
 @dataclass(frozen=True, slots=True)

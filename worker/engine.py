@@ -32,8 +32,10 @@ from pie.worker.commands import (
     StoreEnded,
     Submit,
 )
+from pie.worker.counters import Counters
 from pie.worker.forks import Forks
 from pie.worker.generation import Generation, RequestKey, Vocabulary
+from pie.worker.load_choice import LoadTier, with_outcome
 from pie.worker.offload import Offload
 from pie.worker.outcome import Drawn, Outcome, StepRunner, compute
 from pie.worker.page_table import Change, PageTable
@@ -42,6 +44,7 @@ from pie.worker.scheduler import Chunk, Limits, Scheduler, StepPlan
 from pie.worker.sequence import Sequence
 from pie.worker.status import WorkerStatus
 from pie.worker.stores import PageToStore, StoreQueue
+from pie.worker.suspended import SuspendedPages
 from pie.worker.working_set import CopyPage, WorkingSet
 
 log = logging.getLogger("pie.worker.engine")
@@ -60,23 +63,6 @@ class EngineLimits:
     step_target_s: float
     """How long a step should take while sequences decode."""
     store_queue_pages: int
-
-
-@dataclass(slots=True)
-class Counters:
-    """What an engine has counted since its start."""
-
-    steps: int = 0
-    requests: int = 0
-    finished: int = 0
-    failed: int = 0
-    cancelled: int = 0
-    refused: int = 0
-    prefill_tokens: int = 0
-    decode_tokens: int = 0
-    cached_tokens_device: int = 0
-    cached_tokens_pool: int = 0
-    forks: int = 0
 
 
 class Engine:
@@ -121,6 +107,7 @@ class Engine:
         self._clock = clock
         self._debug = debug
         self._offload: Offload | None = None
+        self._suspended: SuspendedPages | None = None
         self._scheduler = Scheduler(
             table, limits.scheduler, page_tokens=page_tokens, load_wish=self._load_wish
         )
@@ -144,9 +131,13 @@ class Engine:
         """Whether no request is left and no transfer under way."""
         return self._scheduler.is_empty and not self._stores.in_flight
 
-    def attach(self, offload: Offload) -> None:
-        """Use a pool from now on."""
+    def attach(self, offload: Offload, suspended: SuspendedPages | None = None) -> None:
+        """Use lower tiers and a pool from now on, and keep there what sequences had that yield."""
         self._offload = offload
+        self._table.before_evict = offload.before_evict
+        self._suspended = suspended
+        if suspended is not None:
+            self._scheduler.suspender = suspended
 
     def handle(self, command: Command) -> None:
         """Take one command."""
@@ -158,10 +149,10 @@ class Engine:
             case CancelAll(owner):
                 for key in [k for k in self._generations if owner is None or k[0] == owner]:
                     self._cancel(key)
-            case LoadEnded(sequence, pages, seconds):
-                self._load_ended(sequence, pages, seconds)
-            case StoreEnded(stored):
-                self._stores.ended(stored)
+            case LoadEnded():
+                self._load_ended(command)
+            case StoreEnded(stored, kept):
+                self._stores.ended(stored, kept)
             case _:
                 raise AssertionError(f"{command} is not for the engine")
 
@@ -203,6 +194,8 @@ class Engine:
         self._scheduler.check()
         users = [list(one.working_set.pages) for one in self._scheduler.sequences()]
         self._table.check([*users, self._stores.in_flight])
+        if self._suspended is not None:
+            self._suspended.check()
         assert {g.sequence.number for g in self._generations.values()} == set(self._by_number)
         forking = {one for one in self._by_number.values() if one.is_forking}
         assert set(self._forks.waiting()) == forking
@@ -269,11 +262,19 @@ class Engine:
             self._counters.cancelled += 1
             self._forget(generation)
 
-    def _load_ended(self, sequence: Sequence, pages: int, seconds: float) -> None:
-        sequence.load_s = seconds
+    def _load_ended(self, ended: LoadEnded) -> None:
+        sequence = ended.sequence
+        sequence.load_s = ended.seconds
         if self._offload is not None:
-            self._offload.rate.saw(pages * self._page_tokens, seconds)
-        self._scheduler.loaded(sequence, pages, self._clock())
+            for came in ended.sources:
+                self._offload.choice.saw(*came)
+        for came in ended.sources:
+            self._counters.pages_loaded[came.tier] += came.pages
+        if sequence.load_decision is not None:
+            sequence.load_decision = with_outcome(
+                sequence.load_decision, ended.sources, overran=ended.overran
+            )
+        self._scheduler.loaded(sequence, ended.pages, self._clock(), ended.sources)
 
     def _expire(self, now_s: float) -> None:
         for generation in list(self._generations.values()):
@@ -342,7 +343,8 @@ class Engine:
         delta = generation.push(drawn.token, drawn.logprobs, now_s)
         if first:
             self._counters.cached_tokens_device += min(before, sequence.cached_device)
-            self._counters.cached_tokens_pool += min(before, sequence.cached_pool)
+            for tier, tokens in sequence.cached_by_load.items():
+                self._counters.cached_tokens_loaded[tier] += min(before, tokens)
         self._tell(generation, delta)
         if delta.finish_reason is not None:
             self._counters.finished += 1
@@ -421,6 +423,7 @@ class Engine:
 
     def _status(self) -> WorkerStatus:
         pages, counters, offload = self._table.counts(), self._counters, self._offload
+        suspended = self._suspended
         return WorkerStatus(
             state="serving",
             running=self._scheduler.running,
@@ -435,7 +438,9 @@ class Engine:
             pages_loading=pages.loading,
             store_queue_pages=len(self._stores),
             prefill_tokens_per_s=self._times.prefill.per_s,
-            load_tokens_per_s=0.0 if offload is None else offload.rate.per_s,
+            load_tokens_per_s={}
+            if offload is None
+            else {tier.value: int(rate.per_s) for tier, rate in offload.choice.rates.items()},
             step_ms=self._times.step_s * 1e3,
             steps=counters.steps,
             requests=counters.requests,
@@ -444,15 +449,21 @@ class Engine:
             cancelled=counters.cancelled,
             refused=counters.refused,
             preemptions=self._scheduler.preemptions,
+            suspended=0 if suspended is None else suspended.suspended,
+            resumed=0 if suspended is None else suspended.resumed,
+            suspended_bytes=0 if suspended is None else suspended.used_bytes,
             prefill_tokens=counters.prefill_tokens,
             prefill_tokens_shared_in_flight=self._scheduler.shared_in_flight,
             decode_tokens=counters.decode_tokens,
             forks=counters.forks,
             cached_tokens_device=counters.cached_tokens_device,
-            cached_tokens_pool=counters.cached_tokens_pool,
+            cached_tokens_host=counters.cached_tokens_loaded[LoadTier.HOST],
+            cached_tokens_disk=counters.cached_tokens_loaded[LoadTier.DISK],
+            cached_tokens_pool=counters.cached_tokens_loaded[LoadTier.POOL],
             pages_stored=self._stores.stored,
             pages_store_dropped=self._stores.dropped,
-            pages_loaded=0 if offload is None else offload.counts.pages,
+            pages_loaded={tier.value: n for tier, n in counters.pages_loaded.items()},
             loads_missed=0 if offload is None else offload.counts.missed,
-            loads_skipped=0 if offload is None else offload.counts.skipped,
+            loads_overran=0 if offload is None else offload.counts.overran,
+            loads_skipped=0 if offload is None else offload.choice.skipped + offload.counts.paused,
         )

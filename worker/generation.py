@@ -147,8 +147,12 @@ class Generation:
         sequence = self.sequence
         admitted_s = now_s if sequence.admitted_s is None else sequence.admitted_s
         return Started(
-            cached=CachedTokens(device=sequence.cached_device, pool=sequence.cached_pool),
+            cached=CachedTokens(
+                device=sequence.cached_device,
+                **{tier.value: tokens for tier, tokens in sequence.cached_by_load.items()},
+            ),
             queued_ms=(admitted_s - sequence.arrived_s) * 1e3,
             load_ms=sequence.load_s * 1e3,
             prefill_ms=max(0.0, now_s - admitted_s - sequence.load_s) * 1e3,
+            load=sequence.load_decision,
         )

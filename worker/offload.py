@@ -1,53 +1,60 @@
-"""Between device memory and the pool: stores behind the step thread's back, loads before prefill.
+"""Between device memory and what is below it: stores behind a step's back, loads before prefill.
 
-Covers copying pages out and in on a background thread, sending and fetching them on the event loop,
-and whether a load is worth its time. Does not cover which pages wait to be stored
-(`pie.worker.stores`) or how the pool is reached (`pie.pool.client`).
+Covers moving pages on background threads and, where there is a pool, on the event loop. Does not
+cover which pages wait to be stored (`pie.worker.stores`), what lies in host memory and on disk
+(`pie.worker.lower_tiers`), whether a load is worth its time (`pie.worker.load_choice`) or how the
+pool is reached (`pie.pool.client`).
 
-A load is tried where it is measured to be faster than computing the same tokens, and given up
-where it takes longer than computing them would: what came until then is kept. After a load that
-brought nothing in all its time no other is tried for a moment, so that a pool that hangs costs one
-request its time and not each.
+A load that takes twice as long as estimated, or longer than computing the same tokens would, is
+given up: what came until then is kept, the rest is computed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import itertools
 import logging
 import time
 from collections.abc import Callable, Sequence as Many
 from dataclasses import dataclass
 from typing import Protocol
 
-from pie.page.events import Part
 from pie.page.format import PageHeader
-from pie.page.key import PageKey, RootKey
-from pie.page.layout import PageLayout
-from pie.pool.checksum import Checksum
+from pie.page.key import PageKey
 from pie.pool.placement import GROUP_PAGES, group_keys
 from pie.pool.tier import Buffer, PageId, StoredPage
-from pie.wire.messages import PutStatus
+from pie.wire.messages import LoadDecision, PutStatus
 from pie.worker.batch import PageSlot
 from pie.worker.commands import Command, LoadEnded, StoreEnded
+from pie.worker.load_choice import (
+    LoadChoice,
+    Loaded,
+    LoadTier,
+    Run,
+    chosen_pages,
+    estimate_s,
+    is_measured,
+)
+from pie.worker.load_job import LoadJob, PageToLoad, RunToLoad
+from pie.worker.lower_tiers import LowerTiers
+from pie.worker.page_copies import CopiedPart, PageCopies, Piece
+from pie.worker.page_table import FrozenPage
 from pie.worker.rates import Rate
-from pie.worker.sequence import Sequence, SequenceState
+from pie.worker.sequence import Sequence
+from pie.worker.stalls import Stalls
 from pie.worker.stores import PageToStore
 
 log = logging.getLogger("pie.worker.offload")
 
-_PROBE_EVERY = 16
-"""A load that looks slower than computing is tried all the same once in so many times: else it
-would never be seen that the pool has become faster."""
-_FIRST_PAUSE_S = 1.0
-_LONGEST_PAUSE_S = 30.0
-"""How long no load is tried after one that brought nothing in its time; doubled each time."""
 _STALLED = 0.9
 """A load that took this part of its time was given up; event loops round to milliseconds."""
 _LEAST_LOAD_S = 0.1
 """A load has this long at least, however fast computing is."""
-_LEAST_PAGES = 2
-"""Fewer missing pages are computed: a round trip would cost more than it saves."""
+_OVERRUN = 2.0
+"""How many times its estimate a load may take: rates of a busy machine vary by half."""
+_LEAST_POOL_PAGES = 2
+"""Fewer pages are computed: a round trip would cost more than it saves."""
 
 
 class PagePool(Protocol):
@@ -71,26 +78,6 @@ class PagePool(Protocol):
         ...
 
 
-class PageMemory(Protocol):
-    """What is needed of `pie.worker.arena.Arena`."""
-
-    def export(self, page_id: PageSlot, part: Part) -> memoryview:
-        """Return a copy of a page's part."""
-        ...
-
-    def load(self, page_id: PageSlot, part: Part, payload: memoryview) -> None:
-        """Write a page's part."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class PageNames:
-    """What all pages of one worker have in common."""
-
-    model_root: RootKey
-    layout: PageLayout
-
-
 @dataclass(slots=True)
 class LoadCounts:
     """What became of loads."""
@@ -98,93 +85,136 @@ class LoadCounts:
     pages: int = 0
     missed: int = 0
     """Loads that brought nothing."""
-    skipped: int = 0
-    """Loads that were not tried: computing is faster, or the pool did not answer a moment ago."""
+    overran: int = 0
+    """Loads that were given up because they took too long."""
+    paused: int = 0
+    """Loads that were not tried, because the place did not answer a moment ago."""
 
 
 class Offload:
-    """Moves pages between one worker's arena and the pool.
+    """Moves pages between one worker's device memory, its lower tiers and the pool.
 
-    Built on the event loop; `wish`, `load` and `store` are the step thread's.
+    Built on the event loop; `wish`, `load`, `store` and `before_evict` are the step thread's.
 
     Args:
-        pool: The pool.
-        memory: The arena.
-        names: What goes into headers.
+        copies: The arena, and what names its pages.
+        pool: The pool, where there is one.
+        tiers: Host memory and disk, where there are any.
+        page_tokens: Tokens in a page.
         put: The engine's inbox.
         limit_s: Longest load or store, copying included; a page whose copy has begun is finished.
-        secret: 32 bytes that all of the cluster share, where pages are keyed with them.
     """
 
     def __init__(
         self,
-        pool: PagePool,
-        memory: PageMemory,
-        names: PageNames,
+        copies: PageCopies,
         *,
+        pool: PagePool | None = None,
+        tiers: LowerTiers | None = None,
         put: Callable[[Command], None],
         limit_s: float,
-        secret: bytes | None = None,
     ) -> None:
+        self._copies = copies
         self._pool = pool
-        self._memory = memory
-        self._names = names
+        self.tiers = tiers
         self._put = put
         self._limit_s = limit_s
-        self._checksum = Checksum(secret)
         self._loop = asyncio.get_running_loop()
-        self._copies = concurrent.futures.ThreadPoolExecutor(1, "pie-copy")
+        # One that waits for the disk must not keep the others waiting.
+        self._copying = concurrent.futures.ThreadPoolExecutor(1, "pie-copy")
+        self._storing = concurrent.futures.ThreadPoolExecutor(1, "pie-store")
+        self._loading = {
+            tier: concurrent.futures.ThreadPoolExecutor(1, f"pie-load-{tier}") for tier in LoadTier
+        }
+        self._is_storing = False
         self._tasks: set[asyncio.Task[None]] = set()
-        self._wishes = 0
-        self._pause_s = _FIRST_PAUSE_S
-        self._paused_until_s = 0.0
-        self.rate = Rate(0.0, half_life_tokens=32_768)
+        self.choice = LoadChoice(copies.names.layout.page_tokens)
+        self.stalls = {tier: Stalls(tier.value) for tier in LoadTier}
         self.counts = LoadCounts()
 
     def wish(self, sequence: Sequence, compute: Rate) -> int:
         """Return how many pages after its frozen ones a sequence should load; 0 to compute them."""
-        working_set = sequence.working_set
-        pages = len(working_set.keys) - working_set.frozen
-        if pages < _LEAST_PAGES:
+        runs = self._runs(sequence)
+        sequence.load_decision = None
+        if not runs:
             return 0
-        if time.monotonic() < self._paused_until_s:
-            self.counts.skipped += 1
-            return 0
-        if self.rate.is_known and self.rate.per_s < compute.per_s:
-            self._wishes += 1
-            if self._wishes % _PROBE_EVERY:
-                self.counts.skipped += 1
-                return 0
-        return pages
+        sequence.load_decision = self.choice.decide(runs, compute)
+        return chosen_pages(sequence.load_decision)
 
     def load(self, sequence: Sequence, compute: Rate) -> None:
         """Fetch the pages that `sequence` has reserved; `LoadEnded` comes when that is over."""
-        working_set = sequence.working_set
-        first = working_set.frozen
-        job = _LoadJob(
+        decision = sequence.load_decision
+        assert decision is not None
+        wanted_s = compute.seconds(sequence.missing)
+        if is_measured(decision):
+            wanted_s = min(wanted_s, _OVERRUN * estimate_s(decision))
+        job = LoadJob(
             sequence,
-            slots=tuple(working_set.pages[first:]),
-            keys=tuple(working_set.keys[first : len(working_set.pages)]),
-            groups=tuple(group_keys(working_set.keys)[first : len(working_set.pages)]),
-            deadline_s=min(
-                self._limit_s,
-                max(_LEAST_LOAD_S, compute.seconds(sequence.missing)),
-            ),
+            self._runs_to_load(sequence, decision),
+            self._copies,
+            wanted_s=min(self._limit_s, max(_LEAST_LOAD_S, wanted_s)),
+            limit_s=self._limit_s,
         )
         self._loop.call_soon_threadsafe(self._spawn_load, job)
 
     def store(self, batch: Many[PageToStore]) -> None:
-        """Offer pinned pages to the pool; `StoreEnded` comes when that is over."""
+        """Copy pinned pages to lower tiers and the pool; `StoreEnded` comes when that is over."""
         self._loop.call_soon_threadsafe(self._spawn_store, tuple(batch))
+
+    def before_evict(self, victims: Many[tuple[PageSlot, FrozenPage]]) -> None:
+        """Keep pages that leave device memory, where host memory has room and they are not below."""
+        if self.tiers is not None:
+            self.tiers.keep(victims)
 
     async def close(self) -> None:
         """Stop all transfers. The engine must be at rest: nobody is told how they ended."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.to_thread(self._copies.shutdown)
+        for threads in (self._copying, self._storing, *self._loading.values()):
+            await asyncio.to_thread(threads.shutdown, cancel_futures=True)
 
-    def _spawn_load(self, job: _LoadJob) -> None:
+    def _runs(self, sequence: Sequence) -> list[Run]:
+        """Return where the pages after a sequence's frozen ones can be had."""
+        keys, runs = sequence.working_set.next_keys, list[Run]()
+        if self.tiers is not None:
+            for run in self.tiers.runs(keys, held=sequence.working_set.frozen):
+                if self.stalls[run.tier].is_paused:
+                    self.counts.paused += 1
+                    return runs
+                runs.append(run)
+        left = len(keys) - sum(run.pages for run in runs)
+        if self._pool is not None and left >= _LEAST_POOL_PAGES:
+            if self.stalls[LoadTier.POOL].is_paused:
+                self.counts.paused += 1
+            else:
+                runs.append(Run(LoadTier.POOL, left))
+        return runs
+
+    def _runs_to_load(self, sequence: Sequence, decision: LoadDecision) -> list[RunToLoad]:
+        """Return what was chosen, with the slots that were reserved for it."""
+        working_set, parts = sequence.working_set, self._copies.names.layout.parts
+        groups = group_keys(working_set.keys)
+        at = working_set.frozen
+        runs: list[RunToLoad] = []
+        for source in decision.sources:
+            if not source.chosen:
+                break
+            pages = tuple(
+                PageToLoad(
+                    tuple(
+                        Piece(PageId(working_set.keys[i], part), working_set.pages[i])
+                        for part in parts
+                    ),
+                    groups[i],
+                )
+                for i in range(at, at + source.pages)
+            )
+            runs.append(RunToLoad(LoadTier(source.tier), pages))
+            at += source.pages
+        return runs
+
+    def _spawn_load(self, job: LoadJob) -> None:
         self._keep(self._loop.create_task(self._run_load(job)))
 
     def _spawn_store(self, batch: tuple[PageToStore, ...]) -> None:
@@ -194,157 +224,182 @@ class Offload:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _run_load(self, job: _LoadJob) -> None:
-        started = time.monotonic()
-        pages = await self._fetch(job, started + job.deadline_s)
+    async def _run_load(self, job: LoadJob) -> None:
+        for run in job.runs:
+            if job.left_s <= 0 or not job.is_wanted():
+                break
+            before, began_s = job.pages, time.monotonic()
+            if run.tier is LoadTier.POOL:
+                await self._load_from_pool(job, run)
+            else:
+                await self._load_from_tier(job, run)
+            pages, seconds = job.pages - before, time.monotonic() - began_s
+            job.loaded.append(Loaded(run.tier, pages, seconds))
+            self.stalls[run.tier].note(
+                stalled=not pages and job.is_wanted() and seconds >= _STALLED * job.wanted_s
+            )
+            if pages < len(run.pages):
+                break
+        pages = job.end()
+        wanted = sum(len(run.pages) for run in job.runs)
+        job.overran = pages < wanted and job.seconds >= _STALLED * job.wanted_s
         self.counts.pages += pages
         self.counts.missed += not pages
-        seconds = time.monotonic() - started
-        self._note_answer(stalled=not pages and seconds >= _STALLED * job.deadline_s)
-        self._put(LoadEnded(job.sequence, pages, seconds))
+        self.counts.overran += job.overran
+        self._put(LoadEnded(job.sequence, pages, job.seconds, tuple(job.loaded), job.overran))
 
-    def _note_answer(self, *, stalled: bool) -> None:
-        if not stalled:
-            self._pause_s = _FIRST_PAUSE_S
-            return
-        log.warning("the pool does not answer; no load is tried for %g s", self._pause_s)
-        self._paused_until_s = time.monotonic() + self._pause_s
-        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+    async def _load_from_tier(self, job: LoadJob, run: RunToLoad) -> None:
+        """Write pages that lie in host memory or on disk, on a thread."""
+        tiers = self.tiers
+        assert tiers is not None
 
-    async def _fetch(self, job: _LoadJob, deadline: float) -> int:
-        """Fetch and write leading pages, group by group; return how many. Writing has ended then."""
-        written = 0
-        writing: asyncio.Future[int] | None = None
-        write_until = deadline - job.deadline_s + self._limit_s
-        for start in range(0, len(job.keys), GROUP_PAGES):
-            left_s = deadline - time.monotonic()
-            if left_s <= 0 or job.sequence.state is SequenceState.FINISHED:
+        def load() -> None:
+            tiers.expect([piece.page for page in run.pages for piece in page.pieces])
+            for page in run.pages:
+                if job.left_s <= 0 or not job.is_wanted():
+                    break
+
+                def write(parts: Many[StoredPage], page: PageToLoad = page) -> bool:
+                    return job.write(page, parts)
+
+                if not tiers.load(page.pieces, write):
+                    break
+
+        loading = self._loop.run_in_executor(self._loading[run.tier], _logged, load)
+        # A disk that hangs keeps its thread; the load ends all the same.
+        await asyncio.wait([loading], timeout=max(0.0, job.left_s))
+        if loading.done():
+            loading.result()
+        else:
+            job.end()
+
+    async def _load_from_pool(self, job: LoadJob, run: RunToLoad) -> None:
+        """Fetch and write leading pages, group by group. Writing has ended then."""
+        writing: asyncio.Future[None] | None = None
+        for start in range(0, len(run.pages), GROUP_PAGES):
+            left_s = job.left_s
+            if left_s <= 0 or not job.is_wanted():
                 break
-            end = min(start + GROUP_PAGES, len(job.keys))
-            run = await self._fetch_group(job, start, end, left_s)
+            pages = run.pages[start : start + GROUP_PAGES]
+            came = await self._fetch(pages, left_s)
             # The next group is fetched while this one is written.
             if writing is not None:
-                written += await writing
+                await writing
             writing = self._loop.run_in_executor(
-                self._copies, self._write, job.slots[start : start + len(run)], run, write_until
+                self._loading[run.tier], self._write, job, pages[: len(came)], came
             )
-            if len(run) < end - start:
+            if len(came) < len(pages):
                 break
         if writing is not None:
-            written += await writing
-        return written
+            await writing
 
-    async def _fetch_group(
-        self, job: _LoadJob, start: int, end: int, deadline_s: float
+    async def _fetch(
+        self, pages: Many[PageToLoad], deadline_s: float
     ) -> list[tuple[StoredPage, ...]]:
-        """Return the parts of each leading page from `start` on that is there completely."""
-        parts = self._names.layout.parts
-        wanted = [PageId(key, part) for key in job.keys[start:end] for part in parts]
-        groups = [group for group in job.groups[start:end] for _ in parts]
+        """Return the parts of each leading page that the pool has completely."""
+        assert self._pool is not None
+        wanted = [piece.page for page in pages for piece in page.pieces]
+        groups = [page.group for page in pages for _ in page.pieces]
         try:
-            got = await self._pool.load(wanted, groups=groups, deadline_s=deadline_s)
+            got = iter(await self._pool.load(wanted, groups=groups, deadline_s=deadline_s))
         except Exception:
             log.exception("loading pages from the pool failed")
             return []
         run: list[tuple[StoredPage, ...]] = []
-        for index in range(0, len(got), len(parts)):
-            page = tuple(part for part in got[index : index + len(parts)] if part is not None)
-            if len(page) < len(parts) or not all(map(self._fits, page)):
+        for page in pages:
+            parts = [part for _, part in zip(page.pieces, got, strict=False) if part is not None]
+            if len(parts) < len(page.pieces) or not all(map(self._copies.fits, parts)):
                 break
-            run.append(page)
+            run.append(tuple(parts))
         return run
 
-    def _fits(self, part: StoredPage) -> bool:
-        """Say whether a payload is one of this model's: keys say so, sizes are checked all the same."""
-        header, layout = part.header, self._names.layout
-        return (
-            header.model_root == self._names.model_root
-            and header.layout_id == layout.layout_id
-            and part.payload.nbytes == layout.part_bytes(header.part)
-        )
-
     def _write(
-        self, slots: Many[PageSlot], pages: Many[tuple[StoredPage, ...]], until_s: float
-    ) -> int:
-        for count, (slot, page) in enumerate(zip(slots, pages, strict=True)):
-            if time.monotonic() > until_s:
-                return count
-            try:
-                for part in page:
-                    self._memory.load(slot, part.header.part, part.payload)
-            except Exception:
-                log.exception("a page from the pool could not be written")
-                return count
-        return len(pages)
+        self, job: LoadJob, pages: Many[PageToLoad], came: Many[tuple[StoredPage, ...]]
+    ) -> None:
+        for page, parts in zip(pages, came, strict=True):
+            if not job.write(page, parts):
+                break
 
     async def _run_store(self, batch: tuple[PageToStore, ...]) -> None:
-        stored = 0
         now_s = time.monotonic()
         # What is copied must be sent too: half of the time for each.
         copy_until_s, until_s = now_s + self._limit_s / 2, now_s + self._limit_s
+        sent: list[bool] = []
+        kept: list[bool] = []
         try:
             # Not cut short: as long as the thread copies, the pages must stay pinned.
-            copied = await self._loop.run_in_executor(self._copies, self._read, batch, copy_until_s)
-            stored = await self._send(batch, copied, until_s - time.monotonic())
+            copied = await self._loop.run_in_executor(
+                self._copying, self._read, batch, copy_until_s
+            )
+            sent, kept = await asyncio.gather(
+                self._send(batch, copied, until_s), self._put_below(copied, until_s)
+            )
         except Exception:
-            log.exception("storing pages in the pool failed")
-        self._put(StoreEnded(stored))
+            log.exception("storing pages failed")
+        taken = kept if self._pool is None else sent
+        self._put(StoreEnded(sum(sent), sum(taken)))
+
+    async def _put_below(self, copied: Many[list[CopiedPart]], until_s: float) -> list[bool]:
+        """Store copied pages in the lower tiers; say of each whether it is there."""
+        tiers = self.tiers
+        if tiers is None or self._is_storing:
+            return []
+        kept: list[bool] = []
+        self._is_storing = True
+
+        def put() -> None:
+            try:
+                for page in copied:
+                    if time.monotonic() > until_s:
+                        break
+                    kept.append(tiers.put(page))
+            finally:
+                self._is_storing = False
+
+        storing = self._loop.run_in_executor(self._storing, _logged, put)
+        # A disk that hangs keeps its thread and these copies, and no other batch comes to it.
+        await asyncio.wait([storing], timeout=max(0.0, until_s - time.monotonic()))
+        return list(kept)
 
     async def _send(
-        self,
-        batch: Many[PageToStore],
-        copied: Many[tuple[PageHeader, memoryview]],
-        left_s: float,
-    ) -> int:
-        if not copied or left_s <= 0:
-            return 0
-        parts = len(self._names.layout.parts)
-        statuses = await self._pool.store(
-            [header for header, _ in copied],
-            [payload for _, payload in copied],
-            groups=[page.group for page in batch for _ in range(parts)][: len(copied)],
-            deadline_s=left_s,
-        )
+        self, batch: Many[PageToStore], copied: Many[list[CopiedPart]], until_s: float
+    ) -> list[bool]:
+        """Offer copied pages to the pool; say of each whether it is there."""
+        left_s = until_s - time.monotonic()
+        if self._pool is None or not copied or left_s <= 0:
+            return []
+        parts = [part for page in copied for part in page]
+        groups = [to.group for to, page in zip(batch, copied, strict=False) for _ in page]
+        try:
+            statuses = iter(
+                await self._pool.store(
+                    [header for header, _ in parts],
+                    [payload for _, payload in parts],
+                    groups=groups,
+                    deadline_s=left_s,
+                )
+            )
+        except Exception:
+            log.exception("storing pages in the pool failed")
+            return []
         kept = (PutStatus.STORED, PutStatus.HELD, PutStatus.PENDING)
-        return sum(
-            all(status in kept for status in statuses[index : index + parts])
-            for index in range(0, len(statuses), parts)
-        )
+        return [
+            all(map(kept.__contains__, itertools.islice(statuses, len(page)))) for page in copied
+        ]
 
-    def _read(
-        self, batch: tuple[PageToStore, ...], until_s: float
-    ) -> list[tuple[PageHeader, memoryview]]:
+    def _read(self, batch: tuple[PageToStore, ...], until_s: float) -> list[list[CopiedPart]]:
         """Copy pages out while there is time: all parts of a page, or none."""
-        layout = self._names.layout
-        copied: list[tuple[PageHeader, memoryview]] = []
+        copied: list[list[CopiedPart]] = []
         for entry in batch:
             if time.monotonic() > until_s:
                 break
-            for part in layout.parts:
-                payload = self._memory.export(entry.slot, part)
-                header = PageHeader(
-                    key=entry.page.key,
-                    parent=entry.page.parent,
-                    index=entry.page.index,
-                    part=part,
-                    model_root=self._names.model_root,
-                    dtype=layout.dtype,
-                    layout_id=layout.layout_id,
-                    page_tokens=layout.page_tokens,
-                    raw_bytes=payload.nbytes,
-                    checksum=self._checksum.digest(payload),
-                    tenant_tag=entry.page.tenant_tag,
-                )
-                copied.append((header, payload))
+            copied.append(self._copies.copy(entry.slot, entry.page))
         return copied
 
 
-@dataclass(frozen=True, slots=True)
-class _LoadJob:
-    """What one load is to bring."""
-
-    sequence: Sequence
-    slots: tuple[PageSlot, ...]
-    keys: tuple[PageKey, ...]
-    groups: tuple[PageKey, ...]
-    deadline_s: float
+def _logged(work: Callable[[], None]) -> None:
+    """Do work on a thread that may outlast who waits for it."""
+    try:
+        work()
+    except Exception:
+        log.exception("moving pages failed")

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from pie.page.events import Part, Tier
@@ -95,12 +95,14 @@ class PageTable:
         part: The part under which the retention policy knows a page. All parts of a page stay or
             leave together in device memory.
         retention: Chooses victims among idle pages.
+        before_evict: Told which pages are about to leave, while they are still there.
     """
 
     total: int
     page_bytes: int
     part: Part
     retention: RetentionManager
+    before_evict: Callable[[Sequence[tuple[PageSlot, FrozenPage]]], None] = lambda _: None
     _pages: list[_Page] = field(init=False)
     _free: FreePages = field(init=False)
     _by_key: dict[PageKey, PageSlot] = field(init=False, default_factory=dict)
@@ -273,6 +275,8 @@ class PageTable:
         victims = self.retention.victims(count * self.page_bytes, now_s)
         if len(victims) < count:
             return False
+        slots = [self._by_key[key] for key, _ in victims[:count]]
+        self.before_evict([(slot, self._frozen(slot)) for slot in slots])
         for key, _ in victims[:count]:
             page = self._by_key.pop(key)
             entry = self._pages[page]

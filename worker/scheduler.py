@@ -6,7 +6,8 @@ time comes in as `now_s`. Does not cover running a plan (`pie.worker.engine`).
 A step takes the next token of every sequence in decode first, then prefill in order of arrival,
 bounded so that a long prompt does not stall the others' tokens. A sequence is admitted when its
 whole prompt fits beside what the running ones were promised. When pages run out all the same, the
-youngest is pre-empted: its frozen pages stay cached, and it goes on from them later.
+youngest is suspended: its frozen pages stay cached, in this tier or a lower one, the rest of what
+it computed is kept aside where there is room, and it goes on from there later.
 
 A page is computed by one sequence at a time (single flight): whoever needs a page that an earlier
 one is about to compute, or that a load is to bring, waits for it, page by page. Who that is is seen
@@ -19,9 +20,11 @@ pages as they are when the prompt is computed, and runs from there.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
+from pie.worker.load_choice import Loaded
 from pie.worker.page_table import PageTable
 from pie.worker.sequence import Sequence, SequenceState
 from pie.worker.working_set import CopyPage
@@ -70,6 +73,30 @@ def _no_load(_: Sequence) -> int:
     return 0
 
 
+class Suspender(Protocol):
+    """Keeps what a sequence that must yield has computed beyond its frozen pages."""
+
+    def suspend(self, sequence: Sequence) -> None:
+        """Keep it, where there is room; the sequence's pages are still there."""
+
+    def resume(self, sequence: Sequence, now_s: float) -> None:
+        """Give it back once the pages before it are there."""
+
+    def drop(self, sequence: Sequence) -> None:
+        """Forget it."""
+
+
+class _NoSuspender:
+    def suspend(self, sequence: Sequence) -> None:
+        pass
+
+    def resume(self, sequence: Sequence, now_s: float) -> None:
+        pass
+
+    def drop(self, sequence: Sequence) -> None:
+        pass
+
+
 class Scheduler:
     """Plans steps over one page table.
 
@@ -77,7 +104,7 @@ class Scheduler:
         table: The pages.
         limits: What plans keep to.
         page_tokens: Tokens in a page.
-        load_wish: Asked once for each sequence, before it computes anything.
+        load_wish: Asked for each sequence before it computes anything, and anew after it yielded.
     """
 
     def __init__(
@@ -93,6 +120,7 @@ class Scheduler:
         self._limits = limits
         self._page_tokens = page_tokens
         self._load_wish = load_wish
+        self.suspender: Suspender = _NoSuspender()
         # Each in order of arrival.
         self._waiting: list[Sequence] = []
         self._loading: list[Sequence] = []
@@ -115,7 +143,7 @@ class Scheduler:
 
     @property
     def loading(self) -> int:
-        """Sequences whose pages come from the pool."""
+        """Sequences whose pages come from a lower tier or the pool."""
         return len(self._loading)
 
     @property
@@ -197,6 +225,7 @@ class Scheduler:
         chunks: dict[int, Chunk] = {}
         for sequence in list(self._running):
             if sequence.state is SequenceState.RUNNING and sequence.missing == 1:
+                self.suspender.resume(sequence, now_s)
                 self._add(chunks, sequence, 1, now_s)
         left = prefill_tokens if chunks else self._limits.step_tokens
         under_way = {
@@ -215,6 +244,7 @@ class Scheduler:
                 plan.loads.append(sequence)
                 under_way.update(sequence.working_set.next_keys)
                 continue
+            self.suspender.resume(sequence, now_s)
             room = self._limits.step_tokens - sum(chunk.tokens for chunk in chunks.values())
             # A sequence that another's prefill left with one token decodes: no prefill budget.
             budget = min(room, max(left, 0)) if sequence.missing > 1 else room
@@ -232,20 +262,23 @@ class Scheduler:
         chunk.sequence.note_reached()
         return new
 
-    def loaded(self, sequence: Sequence, pages: int, now_s: float) -> None:
-        """End a sequence's load of which the first `pages` pages came."""
+    def loaded(
+        self, sequence: Sequence, pages: int, now_s: float, sources: Iterable[Loaded] = ()
+    ) -> None:
+        """End a sequence's load of which the first `pages` pages came, from `sources` in order."""
         if sequence in self._orphans:
             self._orphans.remove(sequence)
             sequence.working_set.end_load(pages, now_s)
             sequence.working_set.release()
             return
         self._loading.remove(sequence)
-        sequence.working_set.end_load(pages, now_s)
-        sequence.cached_pool += sequence.note_reached()
+        won = sequence.working_set.end_load(pages, now_s)
+        sequence.note_loaded(won, sources, self._page_tokens)
         self._run(sequence)
 
     def finish(self, sequence: Sequence) -> None:
         """Forget a sequence and free what it holds, at once or when its load has ended."""
+        self.suspender.drop(sequence)
         if sequence.state is SequenceState.LOADING:
             self._loading.remove(sequence)
             self._orphans.append(sequence)
@@ -363,7 +396,9 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         self._running.remove(sequence)
+        self.suspender.suspend(sequence)
         sequence.working_set.release()
+        sequence.load_tried = False
         sequence.expected_tokens = 1
         sequence.awaited = 0
         self._queue(sequence)

@@ -7,8 +7,12 @@ it or the text that it makes (`pie.worker.generation`).
 from __future__ import annotations
 
 import enum
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from pie.wire.messages import LoadDecision
+from pie.worker.load_choice import Loaded, LoadTier
 from pie.worker.working_set import WorkingSet
 
 
@@ -17,7 +21,7 @@ class SequenceState(enum.Enum):
 
     WAITING = "waiting"
     LOADING = "loading"
-    """Its pages come from the pool; other sequences go on."""
+    """Its pages come from a lower tier or the pool; other sequences go on."""
     RUNNING = "running"
     FORKING = "forking"
     """It becomes a fork of another, which is computing the prompt of both."""
@@ -41,12 +45,19 @@ class Sequence:
     """Most tokens whose state it ever had; winning those again after pre-emption is no hit."""
     cached_device: int = 0
     """Tokens that it did not compute because their pages were in device memory."""
-    cached_pool: int = 0
-    """Tokens that it did not compute because their pages came from the pool."""
+    cached_by_load: Counter[LoadTier] = field(default_factory=Counter)
+    """Tokens that it did not compute because their pages were loaded, by where they came from."""
+    load_decision: LoadDecision | None = None
+    """What was weighed when it was last decided whether to load."""
     awaited: int = 0
     """Tokens that it waits for, because another sequence computes or loads their pages."""
     expected_tokens: int = 0
     """Tokens to compute before its first output, as estimated on arrival."""
+
+    @property
+    def cached_pool(self) -> int:
+        """Tokens that it did not compute because their pages came from the pool."""
+        return self.cached_by_load[LoadTier.POOL]
 
     @property
     def length(self) -> int:
@@ -63,3 +74,14 @@ class Sequence:
         gained = max(0, self.working_set.computed - self.reached)
         self.reached += gained
         return gained
+
+    def note_loaded(self, won: int, sources: Iterable[Loaded], page_tokens: int) -> None:
+        """Count the `won` tokens of a load; `sources` are in their order, the pool has the rest."""
+        # Those that it had before it was pre-empted are no hit.
+        seen = won - self.note_reached()
+        at = 0
+        for source in sources:
+            end = min(at + source.pages * page_tokens, won)
+            self.cached_by_load[source.tier] += max(0, end - max(at, seen))
+            at = end
+        self.cached_by_load[LoadTier.POOL] += max(0, won - max(at, seen))

@@ -11,20 +11,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 
 import msgspec
 
-from pie.index.contract import PlaceRecord
+from pie.index.contract import IndexWriter, PlaceRecord
 from pie.index.errors import PlaceFencedError
 from pie.index.feed import MirrorFeed
 from pie.index.mirror import Mirror
 from pie.index.publisher import Publisher
 from pie.index.settings import IndexSettings
-from pie.page.events import Epoch, PlaceId
+from pie.page.events import Epoch, PageEntry, PlaceId
 from pie.policies.policy_set import PolicySet
 from pie.pool.client import PoolClient
+from pie.pool.index_relay import IndexRelay
 from pie.pool.settings import PoolSettings
 from pie.wire.errors import PeerGone, RefusedError
 from pie.wire.figures import report
@@ -32,17 +34,20 @@ from pie.wire.messages import AskStatus, Cancel, Generate, Message, RefusalCode
 from pie.wire.peer import Peer
 from pie.wire.server import WireServer
 from pie.wire.settings import WireSettings
-from pie.worker.assembly import Assembly, assemble, make_engine, make_record
+from pie.worker.assembly import assemble, make_engine, make_record
 from pie.worker.commands import CancelAll, CancelOne, StepReport, Submit
 from pie.worker.engine import Engine
 from pie.worker.engine_thread import EngineThread
 from pie.worker.holdings import Holdings
 from pie.worker.intake import Intake
-from pie.worker.offload import Offload, PageNames
+from pie.worker.lower_tiers import LowerTiers, open_tiers
+from pie.worker.offload import Offload
 from pie.worker.outbox import Outbox
+from pie.worker.page_copies import PageCopies, PageNames
 from pie.worker.page_table import Change
 from pie.worker.settings import ModelSettings
 from pie.worker.status import WorkerStatus
+from pie.worker.suspended import SuspendedPages, suspended_budget
 
 log = logging.getLogger("pie.worker.service")
 
@@ -67,8 +72,8 @@ class WorkerService:
         address: Wire address to bind, such as `tcp://127.0.0.1:0` or `ipc:///run/pie/w0`.
         epoch: This start's number, larger than that of any earlier start of `place`.
         pool_settings: The `[pool]` section; None uses no pool.
-        secret: 32 bytes that all of the cluster share: pages to and from the pool are keyed with
-            them.
+        secret: 32 bytes that all of the cluster share: pages that leave device memory are keyed
+            with them.
         on_dead: Called on the event loop when this start is over, through a bug in the engine or
             because a later start is up: the process should be replaced.
         debug: Check all invariants whenever idle.
@@ -109,6 +114,7 @@ class WorkerService:
         self._state = "starting"
         self._record: PlaceRecord | None = None
         self._engine: Engine | None = None
+        self._tiers: LowerTiers | None = None
         self._thread: EngineThread | None = None
         self._intake: Intake | None = None
         self._submitted = 0
@@ -132,8 +138,12 @@ class WorkerService:
             raise
 
     async def drain(self, timeout_s: float) -> None:
-        """Refuse new requests and return when the running ones are done or time is up."""
+        """Refuse new requests and return when the running ones are done or time is up.
+
+        With a disk, what only host memory holds goes there after that, as far as the time lasts.
+        """
         self._state = "draining"
+        until_s = time.monotonic() + timeout_s
         try:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
@@ -141,6 +151,8 @@ class WorkerService:
                     await outbox.sent()
         except TimeoutError:
             log.warning("requests are still running after %g s and are given up", timeout_s)
+        if self._tiers is not None:
+            await asyncio.to_thread(self._tiers.save, until_s)
 
     async def close(self) -> None:
         """Stop at once and give everything back. Safe to call twice, and after a failed start."""
@@ -156,14 +168,17 @@ class WorkerService:
     def status(self) -> WorkerStatus:
         """Return the worker's counters and gauges as they are now."""
         status = WorkerStatus(state=self._state) if self._engine is None else self._engine.status
+        tiers = {} if self._tiers is None else self._tiers.figures()
         return msgspec.structs.replace(
-            status, state=self._state, refused=status.refused + self._refused
+            status, state=self._state, refused=status.refused + self._refused, **tiers
         )
 
     def check(self) -> None:
         """Raise `AssertionError` where the worker's parts contradict each other; when at rest."""
         if self._engine is not None:
             self._engine.check()
+        if self._tiers is not None:
+            self._tiers.check()
 
     async def _start(self, progress: Callable[[str], None]) -> None:
         loop = asyncio.get_running_loop()
@@ -171,21 +186,33 @@ class WorkerService:
         self._intake = Intake(assembly.model.vocab_size, assembly.context_tokens)
         address = await self._server.start()
         self._exits.push_async_callback(self._server.close)
+        holdings, relay = Holdings(assembly.model.layout), IndexRelay()
+        copies = PageCopies(
+            assembly.arena,
+            PageNames(assembly.model.model_root, assembly.model.layout),
+            secret=self._secret,
+        )
+        tiers = self._tiers = await asyncio.to_thread(self._open_tiers, copies, relay)
         self._record = make_record(
             assembly,
             place=self._place,
             epoch=self._epoch,
             address=address,
+            tiers=() if tiers is None else tiers.kinds,
             ttl_s=self._index_settings.ttl_s,
         )
-        holdings = Holdings(assembly.model.layout)
+
+        def snapshot() -> list[PageEntry]:
+            return holdings.snapshot() + ([] if tiers is None else tiers.entries())
+
         publisher = Publisher(
             self._index_url,
             self._record,
-            holdings.snapshot,
+            snapshot,
             settings=self._index_settings,
             on_fenced=self._fenced,
         )
+        relay.connect(publisher)
 
         def publish(changes: list[Change]) -> None:
             holdings.apply(changes, publisher)
@@ -201,8 +228,18 @@ class WorkerService:
             loop.call_soon_threadsafe(self._dead, error)
 
         self._thread = EngineThread(self._engine, take_report, dead)
-        if self._pool_settings is not None and self._pool_settings.nodes:
-            await self._attach_pool(assembly, self._engine, self._thread, self._pool_settings)
+        pool = await self._pool_client()
+        if pool is not None or tiers is not None:
+            offload = Offload(
+                copies,
+                pool=pool,
+                tiers=tiers,
+                put=self._thread.put,
+                limit_s=self._settings.transfer_timeout_s,
+            )
+            self._exits.push_async_callback(offload.close)
+            kept = suspended_budget(self._settings.host_kv_budget, assembly.arena.page_bytes)
+            self._engine.attach(offload, SuspendedPages(assembly.arena, copies.names, kept))
         self._thread.start()
         self._exits.push_async_callback(asyncio.to_thread, self._thread.stop, _STEP_ENDS_S)
         loads = loop.create_task(self._tell_loads(self._engine))
@@ -212,26 +249,38 @@ class WorkerService:
         # Last, so that nobody sends requests before they can be taken.
         await publisher.start()
         self._exits.push_async_callback(publisher.close)
+        self._exits.callback(relay.connect, None)
 
-    async def _attach_pool(
-        self, assembly: Assembly, engine: Engine, thread: EngineThread, settings: PoolSettings
-    ) -> None:
+    def _open_tiers(self, copies: PageCopies, index: IndexWriter) -> LowerTiers | None:
+        """Open the tiers below device memory; whoever closes this worker closes them."""
+        settings = self._settings
+        kept = suspended_budget(settings.host_kv_budget, copies.names.layout.page_bytes)
+        tiers = open_tiers(
+            self._place,
+            copies,
+            host_bytes=settings.host_kv_budget - kept,
+            disk_bytes=settings.disk_kv_budget,
+            disk_path=settings.disk_kv_path,
+            keep_bad_pages=settings.keep_bad_pages,
+            secret=self._secret,
+            retention=self._policies.new_retention,
+            index=index,
+        )
+        if tiers is not None:
+            self._exits.push_async_callback(asyncio.to_thread, tiers.close)
+        return tiers
+
+    async def _pool_client(self) -> PoolClient | None:
+        settings = self._pool_settings
+        if settings is None or not settings.nodes:
+            return None
         mirror = Mirror()
         feed = MirrorFeed(self._index_url, mirror, settings=self._index_settings, with_pages=False)
         await feed.start()
         self._exits.push_async_callback(feed.close)
         client = PoolClient(mirror, settings, secret=self._secret)
         self._exits.push_async_callback(client.close)
-        offload = Offload(
-            client,
-            assembly.arena,
-            PageNames(assembly.model.model_root, assembly.model.layout),
-            put=thread.put,
-            limit_s=self._settings.transfer_timeout_s,
-            secret=self._secret,
-        )
-        self._exits.push_async_callback(offload.close)
-        engine.attach(offload)
+        return client
 
     async def _handle(self, peer: Peer, message: Message, frames: Sequence[memoryview]) -> None:
         """Take one message of a router."""

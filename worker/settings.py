@@ -9,9 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, field_validator
 
 DEFAULT_CACHE_FOLDER = Path("~/.cache/pie")
+_LEAST_TIER_BYTES = 1 << 20
 
 
 class ModelSettings(BaseModel):
@@ -57,6 +58,29 @@ class ModelSettings(BaseModel):
         le=1 << 50,
         description="Memory for the pages of one worker, such as `4GiB`. Never exceeded.",
     )
+    host_kv_budget: ByteSize = Field(
+        default=ByteSize(256 << 20),
+        ge=0,
+        le=1 << 50,
+        description="Host memory for pages that leave a worker's device memory, such as `16GiB`; "
+        "0 turns this tier off. Never exceeded.",
+    )
+    disk_kv_budget: ByteSize = Field(
+        default=ByteSize(0),
+        ge=0,
+        le=1 << 60,
+        description="Disk space of one worker for pages that leave its host memory; they survive "
+        "a restart. 0 turns this tier off. Never exceeded.",
+    )
+    disk_kv_path: Path = Field(
+        default=Path(".pie/kv"),
+        description="Where pages on disk lie; each worker has a folder of its own in it.",
+    )
+    keep_bad_pages: bool = Field(
+        default=False,
+        description="Set damaged page files of a worker aside, the latest 32 in `bad/` of its "
+        "folder, instead of removing them.",
+    )
     threads: int | None = Field(
         default=None,
         ge=1,
@@ -98,8 +122,19 @@ class ModelSettings(BaseModel):
         default=1024,
         ge=0,
         le=1_000_000,
-        description="Pages that wait to be copied to the pool; more are not stored.",
+        description="Pages that wait to be copied to host memory, disk and pool; more are not "
+        "copied before they leave device memory.",
     )
     transfer_timeout_s: float = Field(
-        default=5.0, gt=0, le=3_600, description="Longest load from the pool, or store in it."
+        default=5.0,
+        gt=0,
+        le=3_600,
+        description="Longest load from a lower tier or the pool, or store.",
     )
+
+    @field_validator("host_kv_budget", "disk_kv_budget")
+    @classmethod
+    def _is_off_or_enough(cls, value: ByteSize) -> ByteSize:
+        if 0 < value < _LEAST_TIER_BYTES:
+            raise ValueError("0 turns the tier off; otherwise it is 1MiB or more")
+        return value

@@ -20,7 +20,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     running: Gauge[int] = 0
     waiting: Gauge[int] = 0
     loading: Gauge[int] = 0
-    """Sequences that wait for pages from the pool; counted in `waiting` too."""
+    """Sequences that wait for pages from a lower tier or the pool; counted in `waiting` too."""
     waiting_tokens: Gauge[int] = 0
     pages: Gauge[int] = 0
     pages_free: Gauge[int] = 0
@@ -31,9 +31,18 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Frozen pages that a sequence uses."""
     pages_loading: Gauge[int] = 0
     store_queue_pages: Gauge[int] = 0
-    """Pages that wait to be stored in the pool."""
+    """Pages that wait to be copied to lower tiers and the pool."""
+    suspended_bytes: Gauge[int] = 0
+    """Host memory that the last pages of sequences take that had to yield."""
+    tier_pages: Gauge[dict[str, int]] = {}
+    """Parts of pages in `host` and `disk`."""
+    tier_used_bytes: Gauge[dict[str, int]] = {}
+    tier_budget_bytes: Gauge[dict[str, int]] = {}
+    disk_folders: Gauge[dict[str, int]] = {}
+    """The folder of the disk tier by state: `ok`, `read_only` (gives pages and takes none), `off`."""
     prefill_tokens_per_s: Gauge[float] = 0.0
-    load_tokens_per_s: Gauge[float] = 0.0
+    load_tokens_per_s: Gauge[dict[str, int]] = {}
+    """By the tier that pages come from; 0 where nothing was loaded yet."""
     step_ms: Gauge[float] = 0.0
 
     steps: Counter[int] = 0
@@ -43,6 +52,11 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     cancelled: Counter[int] = 0
     refused: Counter[int] = 0
     preemptions: Counter[int] = 0
+    """Sequences that had to yield."""
+    suspended: Counter[int] = 0
+    """Of them, those of which all that they had computed was kept."""
+    resumed: Counter[int] = 0
+    """Of these, those that went on from there."""
     prefill_tokens: Counter[int] = 0
     prefill_tokens_shared_in_flight: Counter[int] = 0
     """Prompt tokens that were not computed because another request was computing them."""
@@ -50,13 +64,37 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     forks: Counter[int] = 0
     """Sequences that went on from another's prompt without computing a token of it."""
     cached_tokens_device: Counter[int] = 0
+    cached_tokens_host: Counter[int] = 0
+    cached_tokens_disk: Counter[int] = 0
     cached_tokens_pool: Counter[int] = 0
     pages_stored: Counter[int] = 0
     """Pages that a pool node took from here."""
     pages_store_dropped: Counter[int] = 0
-    """Pages that were not offered to the pool: the queue was full, or the store failed."""
-    pages_loaded: Counter[int] = 0
+    """Pages that the pool did not take, or a lower tier where there is none: the queue was full,
+    they had left, or the store failed."""
+    pages_written_behind: Counter[int] = 0
+    """Pages that were copied to a lower tier before they had to leave device memory."""
+    pages_copied_late: Counter[int] = 0
+    """Pages that were copied to host memory when they had to leave."""
+    pages_lost: Counter[int] = 0
+    """Pages that left device memory for nowhere, because no lower tier had room."""
+    pages_demoted: Counter[int] = 0
+    """Parts of pages that host memory handed down to disk."""
+    pages_promoted: Counter[int] = 0
+    """Parts of pages that were used on disk and copied to host memory."""
+    pages_tier_evicted: Counter[int] = 0
+    """Parts of pages that left a lower tier."""
+    tier_bad_pages: Counter[dict[str, int]] = {}
+    """Parts of pages in lower tiers that did not match their checksum."""
+    disk_errors: Counter[dict[str, int]] = {}
+    """What the disk refused, by reason, such as `no_space`, `read_only`, `io`."""
+    disk_bad_pages: Counter[dict[str, int]] = {}
+    """Pages on disk that were damaged, gone or another model's, by reason."""
+    pages_loaded: Counter[dict[str, int]] = {}
+    """By the tier that they came from."""
     loads_missed: Counter[int] = 0
     """Loads that brought nothing."""
+    loads_overran: Counter[int] = 0
+    """Loads that were given up for computing, because they took longer than estimated."""
     loads_skipped: Counter[int] = 0
-    """Loads that were not tried: computing is faster, or the pool did not answer a moment ago."""
+    """Loads that were not tried: computing is faster, or a tier did not answer a moment ago."""

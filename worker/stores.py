@@ -1,4 +1,4 @@
-"""Frozen pages on their way to the pool, seen from the step thread.
+"""Frozen pages on their way to lower tiers and the pool, seen from the step thread.
 
 Covers the bounded queue of pages to store and the batch under way. Pure. Does not cover copying
 and sending (`pie.worker.offload`).
@@ -68,9 +68,9 @@ class StoreQueue:
             self.in_flight = tuple(page.slot for page in batch)
         return batch
 
-    def ended(self, stored: int) -> None:
-        """End the batch under way, of which the pool now holds `stored` pages."""
+    def ended(self, stored: int, kept: int) -> None:
+        """End the batch under way: the pool took `stored` pages, and `kept` are where they should be."""
         self._table.release(self.in_flight)
         self.stored += stored
-        self.dropped += len(self.in_flight) - stored
+        self.dropped += len(self.in_flight) - kept
         self.in_flight = ()

@@ -150,6 +150,17 @@ class WorkingSet:
         self._set_frozen(self.frozen)
         return self.computed - before
 
+    def restore(self, computed: int, now_s: float) -> PageSlot | None:
+        """Reserve the page after the frozen ones for a copy that holds the first `computed` tokens.
+
+        Returns None, and changes nothing, where there is no room.
+        """
+        assert self.frozen * self._page_tokens < computed < len(self.tokens)
+        if not self.grow(computed, now_s):
+            return None
+        self.computed = computed
+        return self.pages[self.frozen]
+
     def is_twin_of(self, other: WorkingSet) -> bool:
         """Say whether both have the same tokens under the same root."""
         return self._root == other._root and self.tokens == other.tokens

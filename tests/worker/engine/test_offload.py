@@ -12,7 +12,8 @@ import pytest
 
 from pie.page.key import RootKey
 from pie.tokens.tokenizer import Tokenizer
-from pie.worker.offload import PageNames
+from pie.worker.load_choice import LoadTier
+from pie.worker.page_copies import PageNames
 from pie.worker.rates import Rate
 from tests.worker.engine.threaded import DictPool, Threaded
 from tests.worker.engine.toys import ToyRunner, toy_answer, toy_layout
@@ -168,11 +169,12 @@ async def test_a_pool_that_hangs_costs_one_request_its_time_and_not_each(
     for number in range(4):
         await worker.engine.ask([number, *PROMPT], 1)
     assert (pool.loads, worker.engine.engine.status.loads_skipped) == (1, 3)
-    offload._paused_until_s = 0.0  # the pause is over
+    stalls = offload.stalls[LoadTier.POOL]
+    stalls.until_s = 0.0  # the pause is over
     await worker.engine.ask([50, *PROMPT], 1)
     assert pool.loads == 2
-    assert offload._pause_s == 4.0
-    offload._paused_until_s = pool.load_delay_s = 0.0
+    assert stalls.next_s == 4.0
+    stalls.until_s = pool.load_delay_s = 0.0
     await worker.engine.ask([51, *PROMPT], 1)
     await worker.engine.ask([52, *PROMPT], 1)
     assert pool.loads == 4, "a quick miss is no reason to wait"
@@ -248,7 +250,7 @@ async def test_loads_slower_than_computing_are_not_tried_but_now_and_then(
 ) -> None:
     worker = await start()
     assert worker.engine.offload is not None
-    worker.engine.offload.rate.saw(100, 100.0)
+    worker.engine.offload.choice.rates[LoadTier.POOL].saw(100, 100.0)
     for number in range(20):
         await worker.engine.ask([number, *PROMPT], 1)
     status = worker.engine.engine.status
@@ -266,4 +268,4 @@ async def test_few_pages_and_a_busy_pool(start: Start, pool: DictPool) -> None:
     await worker.engine.until(lambda: all(one.finish_reason for one in answers), timeout_s=30)
     for prompt, answer in zip(prompts, answers, strict=True):
         assert answer.token_ids == toy_answer(prompt, 12)
-    assert worker.engine.engine.status.pages_loaded
+    assert worker.engine.engine.status.pages_loaded["pool"]

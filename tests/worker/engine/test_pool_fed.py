@@ -31,8 +31,9 @@ from pie.tokens.tokenizer import Tokenizer
 from pie.wire.messages import PutStatus
 from pie.worker import offload
 from pie.worker.arena import Arena
+from pie.worker.load_choice import LoadTier
 from pie.worker.model import Model
-from pie.worker.offload import PageNames
+from pie.worker.page_copies import PageNames
 from pie.worker.rates import Rate
 from pie.worker.runner import Runner
 from tests.pool.places import Places
@@ -135,7 +136,8 @@ class Cluster:
             step_tokens=128,
         )
         names = PageNames(subject.model.model_root, layout)
-        engine.attach(pool, arena, names, limit_s=30.0, secret=SECRET).rate = Unmeasured(0.0)
+        attached = engine.attach(pool, arena, names, limit_s=30.0, secret=SECRET)
+        attached.choice.rates = {tier: Unmeasured(0.0) for tier in LoadTier}
         engine.start()
         self._closers.append(engine.stop)
         return engine

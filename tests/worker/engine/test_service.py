@@ -86,10 +86,10 @@ async def test_tells_the_index_what_it_holds(
     root = worker.record.model_root
     assert root is not None
     keys = page_keys(root, PROMPT, PAGE)
-    bit = part_bit(Part.FULL, Tier.DEVICE)
+    both = part_bit(Part.FULL, Tier.DEVICE) | part_bit(Part.FULL, Tier.HOST)
 
     def is_known() -> bool:
-        return list(places.mirror.matches(keys).get(PlaceId("w0"), ())) == [bit] * len(keys)
+        return list(places.mirror.matches(keys).get(PlaceId("w0"), ())) == [both] * len(keys)
 
     await until(is_known)
 

@@ -31,9 +31,9 @@ def test_one_batch_at_a_time_is_pinned(table: PageTable) -> None:
     assert [one.page.key for one in stores.next_batch()] == [key(1), key(2)]
     assert stores.next_batch() == []
     assert (table.counts().in_use, table.counts().idle, len(stores)) == (2, 1, 3)
-    stores.ended(2)
+    stores.ended(2, kept=2)
     assert [one.page.key for one in stores.next_batch()] == [key(3)]
-    stores.ended(0)
+    stores.ended(0, kept=0)
     assert (stores.stored, stores.dropped, table.counts().idle) == (2, 1, 3)
 
 

@@ -18,8 +18,11 @@ from pie.wire.frames import Buffer
 from pie.wire.messages import PutStatus
 from pie.worker.commands import Command, StepReport
 from pie.worker.engine_thread import EngineThread
-from pie.worker.offload import Offload, PageMemory, PageNames, PagePool
+from pie.worker.lower_tiers import LowerTiers
+from pie.worker.offload import Offload, PagePool
 from pie.worker.outcome import StepRunner
+from pie.worker.page_copies import PageCopies, PageMemory, PageNames
+from pie.worker.suspended import SuspendedPages
 from tests.worker.engine.driver import Answer, Driver
 
 
@@ -34,6 +37,7 @@ class Threaded(Driver):
         self.deaths: list[BaseException] = []
         self.told = asyncio.Event()
         self.offload: Offload | None = None
+        self.tiers: LowerTiers | None = None
         self.thread = EngineThread(
             self.engine,
             lambda report: self._on_loop(self._take, report),
@@ -42,17 +46,22 @@ class Threaded(Driver):
 
     def attach(
         self,
-        pool: PagePool,
+        pool: PagePool | None,
         memory: PageMemory,
         names: PageNames,
         *,
         limit_s: float = 2.0,
         secret: bytes | None = None,
+        tiers: Callable[[PageCopies], LowerTiers | None] = lambda _: None,
+        suspended_bytes: int = 0,
     ) -> Offload:
+        copies = PageCopies(memory, names, secret=secret)
+        self.tiers = tiers(copies)
         self.offload = Offload(
-            pool, memory, names, put=self.thread.put, limit_s=limit_s, secret=secret
+            copies, pool=pool, tiers=self.tiers, put=self.thread.put, limit_s=limit_s
         )
-        self.engine.attach(self.offload)
+        self.suspended = SuspendedPages(memory, names, suspended_bytes)
+        self.engine.attach(self.offload, self.suspended)
         return self.offload
 
     def start(self) -> None:
@@ -75,6 +84,9 @@ class Threaded(Driver):
         assert await asyncio.to_thread(self.thread.stop, 10.0)
         if self.offload is not None:
             await self.offload.close()
+        if self.tiers is not None:
+            self.tiers.check()
+            self.tiers.close()
         assert not self.deaths
         self.engine.check()
 

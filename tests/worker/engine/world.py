@@ -66,7 +66,8 @@ class World:
         for chunk in plan.chunks:
             self._run(chunk.sequence, chunk.tokens)
         for chunk in plan.chunks:
-            self.scheduler.advance(chunk, self.now_s)
+            new = self.scheduler.advance(chunk, self.now_s)
+            self._froze(chunk.sequence, new)
             self.computed += chunk.tokens
             if chunk.draws:
                 self._draw(chunk.sequence)
@@ -98,6 +99,9 @@ class World:
         for slot in range(start + tokens):
             page = working_set.pages[slot // PAGE]
             assert self.memory[page, slot % PAGE] == working_set.tokens[slot], "a wrong page"
+
+    def _froze(self, sequence: Sequence, indices: Iterable[int]) -> None:
+        """Learn which pages of a sequence nobody held before."""
 
     def _draw(self, sequence: Sequence) -> None:
         sequence.working_set.append(sequence.number % 7)

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, strategies as st
+
+from pie.worker.load_choice import (
+    LoadChoice,
+    Loaded,
+    LoadTier,
+    Run,
+    chosen_pages,
+    estimate_s,
+    is_measured,
+    with_outcome,
+)
+from pie.worker.rates import Rate
+
+PAGE = 10
+COMPUTE = 1000.0
+
+
+def rate(per_s: float) -> Rate:
+    seen = Rate(0.0)
+    seen.saw(1000, 1000 / per_s)
+    return seen
+
+
+def choice(**rates: float) -> LoadChoice:
+    made = LoadChoice(PAGE)
+    made.rates |= {LoadTier(tier): rate(per_s) for tier, per_s in rates.items()}
+    return made
+
+
+HOST, DISK, POOL = (Run(tier, 4) for tier in LoadTier)
+
+
+def test_what_is_faster_than_computing_is_loaded() -> None:
+    decision = choice(host=10_000).decide([HOST], rate(COMPUTE))
+    (source,) = decision.sources
+    assert (source.chosen, source.load_ms, source.compute_ms) == (True, 4, 40)
+    assert (chosen_pages(decision), estimate_s(decision)) == (4, 0.004)
+
+
+def test_what_is_slower_is_computed_and_all_after_it() -> None:
+    made = choice(host=10_000, disk=100, pool=2000)
+    decision = made.decide([HOST, DISK, POOL], rate(COMPUTE))
+    assert [source.chosen for source in decision.sources] == [True, False, False]
+    assert made.skipped == 1
+
+
+def test_a_slow_run_is_loaded_for_the_sake_of_what_comes_after_it() -> None:
+    made = choice(disk=900, pool=100_000)
+    decision = made.decide([DISK, Run(LoadTier.POOL, 40)], rate(COMPUTE))
+    assert [source.chosen for source in decision.sources] == [True, True]
+
+
+def test_a_tier_that_was_not_measured_is_tried() -> None:
+    decision = choice().decide([DISK, POOL], rate(COMPUTE))
+    assert chosen_pages(decision) == 8
+    assert not is_measured(decision)
+
+
+def test_a_slow_tier_is_tried_now_and_then() -> None:
+    made = choice(pool=1)
+    tried = [chosen_pages(made.decide([POOL], rate(COMPUTE))) for _ in range(32)]
+    assert tried == ([0] * 15 + [4]) * 2
+
+
+def test_rates_are_learned_by_tier() -> None:
+    made = choice()
+    made.saw(LoadTier.DISK, 4, 0.02)
+    assert made.rates[LoadTier.DISK].per_s == pytest.approx(2000)
+    assert not made.rates[LoadTier.HOST].is_known
+
+
+def test_the_outcome_stands_beside_the_estimate() -> None:
+    decision = choice().decide([HOST, POOL], rate(COMPUTE))
+    came = with_outcome(decision, [Loaded(LoadTier.HOST, 3, 0.5)], overran=True)
+    assert [(one.loaded_pages, one.took_ms) for one in came.sources] == [(3, 500), (0, 0)]
+    assert came.overran
+
+
+rates_ = st.floats(1, 1e6)
+runs_ = st.lists(st.builds(Run, st.sampled_from(list(LoadTier)), st.integers(1, 50)), max_size=6)
+
+
+@given(runs_, rates_, rates_, rates_, rates_)
+def test_no_other_split_is_cheaper(
+    runs: list[Run], compute: float, host: float, disk: float, pool: float
+) -> None:
+    made = choice(host=host, disk=disk, pool=pool)
+    sources = made.decide(runs, rate(compute)).sources
+    chosen = [source.chosen for source in sources]
+    assert chosen == sorted(chosen, reverse=True), "what is loaded is a leading part"
+
+    def cost(split: int) -> float:
+        loads = sum(source.load_ms for source in sources[:split])
+        return loads + sum(source.compute_ms for source in sources[split:])
+
+    best = min(map(cost, range(len(runs) + 1)))
+    assert cost(sum(chosen)) <= best * (1 + 1e-9)

@@ -1,0 +1,125 @@
+"""Load or compute: which of a prompt's pages are fetched from below device memory.
+
+Covers estimates from measured rates, and the cheapest split between the two. Pure. Does not cover
+where pages are (`pie.worker.lower_tiers`) or moving them (`pie.worker.offload`).
+
+Pages come in runs, in the order of the prompt, each in one tier. What is loaded must be a leading
+part of them, because a page is of no use without those before it; all after it is computed.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from pie.wire.messages import LoadDecision, LoadSource
+from pie.worker.rates import Rate
+
+_PROBE_EVERY = 16
+"""A load that looks slower than computing is tried all the same once in so many times: else it
+would never be seen that a tier has become faster."""
+_HALF_LIFE_TOKENS = 32_768
+
+
+class LoadTier(enum.StrEnum):
+    """Where pages can be loaded from, the nearest first."""
+
+    HOST = "host"
+    DISK = "disk"
+    POOL = "pool"
+
+
+class Run(NamedTuple):
+    """Consecutive pages in one tier."""
+
+    tier: LoadTier
+    pages: int
+
+
+class Loaded(NamedTuple):
+    """What a load brought from one tier."""
+
+    tier: LoadTier
+    pages: int
+    seconds: float
+
+
+class LoadChoice:
+    """Weighs loads against computing, at the rates that were seen.
+
+    A tier that nothing was loaded from yet counts as fast, so that it is tried.
+    """
+
+    def __init__(self, page_tokens: int) -> None:
+        self._page_tokens = page_tokens
+        self._passed_over: Counter[LoadTier] = Counter()
+        self.rates = {tier: Rate(0.0, half_life_tokens=_HALF_LIFE_TOKENS) for tier in LoadTier}
+        """Tokens per second, by tier."""
+        self.skipped = 0
+        """How often computing was cheaper than some load that was possible."""
+
+    def decide(self, runs: Sequence[Run], compute: Rate) -> LoadDecision:
+        """Return which leading runs to load, so that all of them together take the least time."""
+        loads_ms = [self._load_ms(run) for run in runs]
+        computes_ms = [compute.seconds(run.pages * self._page_tokens) * 1e3 for run in runs]
+        spent_ms = least_ms = sum(computes_ms)
+        chosen = 0
+        for count, (load_ms, compute_ms) in enumerate(
+            zip(loads_ms, computes_ms, strict=True), start=1
+        ):
+            spent_ms += load_ms - compute_ms
+            if spent_ms < least_ms:
+                chosen, least_ms = count, spent_ms
+        if chosen < len(runs):
+            tier = runs[chosen].tier
+            self._passed_over[tier] += 1
+            if self._passed_over[tier] % _PROBE_EVERY == 0:
+                chosen += 1
+            else:
+                self.skipped += 1
+        return LoadDecision(
+            tuple(
+                LoadSource(run.tier.value, run.pages, load_ms, compute_ms, at < chosen)
+                for at, (run, load_ms, compute_ms) in enumerate(
+                    zip(runs, loads_ms, computes_ms, strict=True)
+                )
+            )
+        )
+
+    def saw(self, tier: LoadTier, pages: int, seconds: float) -> None:
+        """Learn how long a load took."""
+        self.rates[tier].saw(pages * self._page_tokens, seconds)
+
+    def _load_ms(self, run: Run) -> float:
+        rate = self.rates[run.tier]
+        return rate.seconds(run.pages * self._page_tokens) * 1e3 if rate.is_known else 0.0
+
+
+def with_outcome(
+    decision: LoadDecision, loaded: Sequence[Loaded], *, overran: bool
+) -> LoadDecision:
+    """Return a decision with what became of it; `loaded` is in the order of its sources."""
+    sources = [
+        msgspec.structs.replace(source, loaded_pages=came.pages, took_ms=came.seconds * 1e3)
+        for source, came in zip(decision.sources, loaded, strict=False)
+    ]
+    return LoadDecision((*sources, *decision.sources[len(sources) :]), overran)
+
+
+def chosen_pages(decision: LoadDecision) -> int:
+    """Return how many pages a decision wants loaded."""
+    return sum(source.pages for source in decision.sources if source.chosen)
+
+
+def is_measured(decision: LoadDecision) -> bool:
+    """Say whether all that is to be loaded has an estimate."""
+    return all(source.load_ms > 0 for source in decision.sources if source.chosen)
+
+
+def estimate_s(decision: LoadDecision) -> float:
+    """Return how long the load of all that was chosen was estimated to take."""
+    return sum(source.load_ms for source in decision.sources if source.chosen) / 1e3

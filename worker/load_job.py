@@ -1,0 +1,107 @@
+"""One load: what it is to bring, and what came.
+
+Covers writing pages into device memory from any thread until the load is ended. Does not cover
+where pages come from (`pie.worker.offload`).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+from pie.page.key import PageKey
+from pie.pool.tier import StoredPage
+from pie.worker.load_choice import Loaded, LoadTier
+from pie.worker.page_copies import PageCopies, Piece
+from pie.worker.sequence import Sequence, SequenceState
+
+log = logging.getLogger("pie.worker.load_job")
+
+
+@dataclass(frozen=True, slots=True)
+class PageToLoad:
+    """A page's parts, where each goes, and the first key of its group of pages."""
+
+    pieces: tuple[Piece, ...]
+    group: PageKey
+
+
+@dataclass(frozen=True, slots=True)
+class RunToLoad:
+    """Consecutive pages in one tier."""
+
+    tier: LoadTier
+    pages: tuple[PageToLoad, ...]
+
+
+class LoadJob:
+    """A load under way.
+
+    Args:
+        sequence: Who waits for it.
+        runs: What to bring, in order.
+        copies: Writes pages.
+        wanted_s: How long it may take to fetch pages.
+        limit_s: How long it may take with writing them.
+    """
+
+    def __init__(
+        self,
+        sequence: Sequence,
+        runs: Many[RunToLoad],
+        copies: PageCopies,
+        *,
+        wanted_s: float,
+        limit_s: float,
+    ) -> None:
+        self.sequence = sequence
+        self.runs = runs
+        self.wanted_s = wanted_s
+        self.loaded: list[Loaded] = []
+        self.pages = 0
+        """Leading pages that have been written."""
+        self.overran = False
+        self._copies = copies
+        self._began_s = time.monotonic()
+        self.until_s = self._began_s + wanted_s
+        self.write_until_s = self._began_s + max(wanted_s, limit_s)
+        self._ended = False
+        self._lock = threading.Lock()
+
+    @property
+    def seconds(self) -> float:
+        """How long it has been under way."""
+        return time.monotonic() - self._began_s
+
+    @property
+    def left_s(self) -> float:
+        """How long pages may still be fetched."""
+        return self.until_s - time.monotonic()
+
+    def is_wanted(self) -> bool:
+        """Whether anybody still waits for it."""
+        return self.sequence.state is not SequenceState.FINISHED
+
+    def write(self, page: PageToLoad, parts: Many[StoredPage]) -> bool:
+        """Write the next page; False where the load is over, or the page cannot be written."""
+        # With the lock, so that nothing writes a page any more once the load has ended.
+        with self._lock:
+            if self._ended or time.monotonic() > self.write_until_s:
+                return False
+            try:
+                for piece, part in zip(page.pieces, parts, strict=True):
+                    self._copies.write(piece.slot, (part,))
+            except Exception:
+                log.exception("a page that was loaded could not be written")
+                return False
+            self.pages += 1
+            return True
+
+    def end(self) -> int:
+        """Let nobody write any more; return how many leading pages came."""
+        with self._lock:
+            self._ended = True
+            return self.pages
