@@ -80,9 +80,7 @@ class Runner:
     def _forward(self, forward: Forward) -> StepOutput:
         batch = Batch(forward.passes)
         step = Step(batch, self.arena, self._attention, self.backends, as_rows=forward.as_rows)
-        cache = PageCache(
-            self.model.layers, step.store, windows=self._windows, states=self._pairs
-        )
+        cache = PageCache(self.model.layers, step.store, windows=self._windows, states=self._pairs)
         states = self._states(forward, cache) if self._pairs else None
         given: dict[str, object] = {"input_ids": step.input_ids}
         if self._takes_positions:
@@ -99,7 +97,9 @@ class Runner:
         if states is not None:
             slots = [one.state_out for one in forward.passes if one.state_out is not None]
             kept = states.keep(slots)
-            finite = kept if finite is None else [a and b for a, b in zip(finite, kept, strict=True)]
+            finite = (
+                kept if finite is None else [a and b for a, b in zip(finite, kept, strict=True)]
+            )
         return StepOutput(logits.float(), step.rows, step.scores, finite)
 
     def _states(self, forward: Forward, cache: PageCache) -> States:

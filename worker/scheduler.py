@@ -10,7 +10,9 @@ youngest is pre-empted: its frozen pages stay cached, and it goes on from them l
 
 A page is computed by one sequence at a time (single flight): whoever needs a page that an earlier
 one is about to compute, or that a load is to bring, waits for it, page by page. Who that is is seen
-anew in each step, so that a waiter takes over where the earlier one ended or was pre-empted.
+anew in each step, so that a waiter takes over where the earlier one ended or was pre-empted. With a
+recurrent model it waits for the next snapshot that it can go on from; where that is not made, because
+there is no slot for it, it waits for a later one or computes.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from dataclasses import dataclass, field
 
 from pie.worker.page_table import PageTable
 from pie.worker.sequence import Sequence, SequenceState
+from pie.worker.state_table import StateTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,7 @@ class Scheduler:
         limits: What plans keep to.
         page_tokens: Tokens in a page.
         load_wish: Asked once for each sequence, before it computes anything.
+        states: The states of a recurrent model.
     """
 
     def __init__(
@@ -83,12 +87,14 @@ class Scheduler:
         *,
         page_tokens: int,
         load_wish: LoadWish = _no_load,
+        states: StateTable | None = None,
     ) -> None:
         assert 0 < limits.max_running <= limits.step_tokens
         self._table = table
         self._limits = limits
         self._page_tokens = page_tokens
         self._load_wish = load_wish
+        self._states = states
         # Each in order of arrival.
         self._waiting: list[Sequence] = []
         self._loading: list[Sequence] = []
@@ -131,7 +137,7 @@ class Scheduler:
         """Queue a sequence; False, and no change, where the queue is full."""
         if len(self._waiting) >= self._limits.max_waiting:
             return False
-        held = self._table.matching(sequence.working_set.keys)
+        held = sequence.working_set.held()
         sequence.expected_tokens = max(1, sequence.length - held.pages * self._page_tokens)
         self._queue(sequence)
         return True
@@ -224,6 +230,7 @@ class Scheduler:
                 assert sequences == sorted(sequences, key=_arrival)
         assert len(self._running) + len(self._loading) <= self._limits.max_running
         assert all(not one.working_set.pages for one in self._waiting)
+        assert not any(one.working_set.state_slots for one in self._waiting)
         assert not any(one.awaited for one in self._waiting + self._loading)
 
     def _admit(self, now_s: float) -> None:
@@ -245,7 +252,12 @@ class Scheduler:
         A page that several wait for is promised once, to the one that computes it.
         """
         working_set = sequence.working_set
-        held = self._table.matching(working_set.keys)
+        if self._states is not None:
+            slots = 1 + working_set.takes_idle_snapshot()
+            slots += sum(one.working_set.wants_state_slot for one in self._running)
+            if slots > self._states.available:
+                return False
+        held = working_set.held()
         shared = max(held.pages, self._pages_under_way(sequence))
         needed = working_set.pages_for(sequence.length + 1) - shared
         promised = sum(
@@ -285,9 +297,13 @@ class Scheduler:
                 self.shared_in_flight += won
 
     def _chunk_tokens(self, sequence: Sequence, budget: int) -> int:
-        """Return how many tokens to run: up to `budget`, and to a page's end where it is cut."""
-        if sequence.missing <= budget:
-            return sequence.missing
+        """Return how many tokens to run: up to `budget`, and to a page's end where it is cut.
+
+        A chunk of a recurrent model ends where a snapshot is due.
+        """
+        wanted = min(sequence.missing, sequence.working_set.until_snapshot or sequence.missing)
+        if wanted <= budget:
+            return wanted
         start = sequence.working_set.computed
         aligned = (start + budget) // self._page_tokens * self._page_tokens - start
         return aligned if aligned > 0 else budget

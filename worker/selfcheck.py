@@ -10,6 +10,7 @@ of their own (`pie.worker.attention.conformance`).
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -35,10 +36,10 @@ _CHUNK = 9
 
 
 def verify(model: Model) -> Model:
-    """Compare short sequences: chunked, decoded together at different lengths over scattered pages,
-    and continued from a snapshot.
+    """Compare short sequences with transformers' own.
 
-    Returns the model, stepped where it carries its recurrent states on rightly only token by token.
+    They are chunked, decoded together at different lengths over scattered pages, and continued
+    from a snapshot. Returns the model, stepped where it carries its recurrent states on rightly only token by token.
 
     Raises:
         UnsupportedModel: Pie and transformers disagree.
@@ -79,8 +80,8 @@ def _error(model: Model, texts: list[list[int]], theirs: list[torch.Tensor]) -> 
     errors = [relative(mine, expected) for mine, expected in zip(own, theirs, strict=True)]
     log.debug("self-check of %s: logits off by %s, states by %s", model.name, errors, states)
     errors += states
-    # A NaN is no number to compare, and so no pass.
-    return max(errors) if all(error == error for error in errors) else float("inf")
+    # A NaN compares with nothing.
+    return math.inf if any(map(math.isnan, errors)) else max(errors)
 
 
 def relative(mine: torch.Tensor, expected: torch.Tensor) -> float:
@@ -131,7 +132,9 @@ class _Trial:
         errors: list[float] = []
         for index, text in enumerate(self._texts if self._model.states else ()):
             slot = self._in[index]
-            self._runner.run(Batch([Pass(index, text, 0, self._tables[index], state_out=self._whole)]))
+            self._runner.run(
+                Batch([Pass(index, text, 0, self._tables[index], state_out=self._whole)])
+            )
             errors += [relative(state[slot], state[self._whole]) for state in self._arena.states]
         return errors
 

@@ -191,7 +191,7 @@ class WorkerService:
             holdings.apply(changes, publisher)
 
         self._engine = make_engine(
-            assembly, self._settings, self._policies.new_retention(), publish, debug=self._debug
+            assembly, self._settings, self._policies.new_retention, publish, debug=self._debug
         )
 
         def take_report(report: StepReport) -> None:
@@ -201,7 +201,9 @@ class WorkerService:
             loop.call_soon_threadsafe(self._dead, error)
 
         self._thread = EngineThread(self._engine, take_report, dead)
-        if self._pool_settings is not None and self._pool_settings.nodes:
+        # A recurrent model's pages are of no use without snapshots, which are not stored yet.
+        is_pooled = not assembly.model.states
+        if is_pooled and self._pool_settings is not None and self._pool_settings.nodes:
             await self._attach_pool(assembly, self._engine, self._thread, self._pool_settings)
         self._thread.start()
         self._exits.push_async_callback(asyncio.to_thread, self._thread.stop, _STEP_ENDS_S)

@@ -31,6 +31,7 @@ from pie.worker.generation import Vocabulary
 from pie.worker.outcome import StepRunner
 from pie.worker.page_table import Change, PageTable
 from pie.worker.scheduler import Limits
+from pie.worker.state_table import StateTable
 
 GREEDY = Sampling(temperature=0)
 ROUTER = b"router"
@@ -99,10 +100,12 @@ class Driver:
         step_tokens: int = 64,
         step_target_s: float = 0.05,
         eos: int = EOS,
+        states: StateTable | None = None,
     ) -> None:
         self.table = PageTable(
             pages, page_bytes=page_bytes, part=Part.FULL, retention=RetentionManager()
         )
+        self.states = states
         self.now_s = 0.0
         self.changes: list[Change] = []
         self.engine = Engine(
@@ -119,6 +122,7 @@ class Driver:
                 store_queue_pages=1000,
             ),
             on_changes=self.changes.extend,
+            states=states,
             clock=self._clock,
             debug=True,
         )
