@@ -89,7 +89,7 @@ class PageLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return -1
 
 
-class StateLayer(LinearAttentionLayer, PageLayer):  # type: ignore[misc, no-untyped-call]
+class StateLayer(LinearAttentionLayer, PageLayer):  # type: ignore[misc, no-untyped-call, override]
     """One layer that has recurrent states, and attention or not.
 
     What a model does to its states is transformers' own code.

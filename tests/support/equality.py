@@ -68,17 +68,18 @@ class Sequences:
         start = len(known)
         known.extend(ids)
         pages = self.take(sequence, len(known)) if self.model.specs else []
-        return Pass(sequence, list(ids), start, pages, logits, **self.take_state(sequence, start))
+        source, target = self.take_state(sequence, start)
+        return Pass(sequence, list(ids), start, pages, logits, state_in=source, state_out=target)
 
-    def take_state(self, sequence: int, start: int) -> dict[str, int | None]:
+    def take_state(self, sequence: int, start: int) -> tuple[int | None, int | None]:
         """Return the state slots of a sequence's next pass: it writes another than it reads."""
         if not self.model.states:
-            return {}
+            return None, None
         source = self.slots.get(sequence) if start else None
         target = self.slots[sequence] = self._free_slots.pop(0)
         if source is not None:
             self._free_slots.append(source)
-        return {"state_in": source, "state_out": target}
+        return source, target
 
     def feed(self, sequence: int, ids: Sequence[int], *, chunk: int | None = None) -> torch.Tensor:
         """Run tokens of a sequence, in chunks, and return the logits of each of them."""

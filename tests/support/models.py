@@ -138,7 +138,6 @@ def _falcon_h1() -> PreTrainedConfig:
     return FalconH1Config(
         num_hidden_layers=2,
         num_key_value_heads=2,
-        head_dim=16,
         intermediate_size=96,
         mamba_d_ssm=64,
         mamba_n_heads=4,
