@@ -19,8 +19,25 @@ DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True, slots=True)
+class StateSpec:
+    """One recurrent state of one sequence."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    """Often `float32`, whatever the model's own dtype."""
+
+    @property
+    def bytes(self) -> int:
+        """Its size."""
+        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """One layer's state. Attention layers set heads and head sizes, recurrent ones set states."""
+    """One layer's attention, or its recurrent states. A layer that has both is two of these.
+
+    Attention sets heads and head sizes, recurrence sets states.
+    """
 
     part: Part
     kv_heads: int = 0
@@ -28,8 +45,8 @@ class LayerSpec:
     value_dim: int = 0
     window: int | None = None
     """Tokens that a sliding-window layer attends to, the query's own included."""
-    states: tuple[tuple[int, ...], ...] = ()
-    """Shapes of the recurrent states of one sequence."""
+    states: tuple[StateSpec, ...] = ()
+    """The recurrent states of one sequence, in order."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +59,10 @@ class PageLayout:
 
     @cached_property
     def layout_id(self) -> str:
-        """A name for layers by kind, heads, head sizes, state shapes, order and parts."""
+        """A name for layers by kind, heads, head sizes, states, order and parts."""
         text = ";".join(
             f"{spec.part.name},{spec.kv_heads},{spec.key_dim},{spec.value_dim},"
-            f"{spec.window or 0},{'/'.join('x'.join(map(str, s)) for s in spec.states)}"
+            f"{spec.window or 0},{'/'.join(_named(state) for state in spec.states)}"
             for spec in self.layers
         )
         return blake3(b"pie/layout" + text.encode()).hexdigest(16)
@@ -68,16 +85,26 @@ class PageLayout:
             if spec.part is not part:
                 continue
             if part is Part.STATE:
-                total += sum(math.prod(shape) for shape in spec.states) * size
+                total += sum(state.bytes for state in spec.states)
             else:
                 per_token = spec.kv_heads * (spec.key_dim + spec.value_dim)
                 total += per_token * self.page_tokens * size
         return total
 
     @cached_property
+    def attention_parts(self) -> tuple[Part, ...]:
+        """The parts that pages hold slot by slot: all but `state`. A pure recurrent model has none."""
+        return tuple(part for part in self.parts if part is not Part.STATE)
+
+    @cached_property
     def page_bytes(self) -> int:
-        """Bytes of all parts of one page."""
-        return sum(self.part_bytes(part) for part in self.parts)
+        """Bytes of the attention parts of one page."""
+        return sum(self.part_bytes(part) for part in self.attention_parts)
+
+    @cached_property
+    def state_bytes(self) -> int:
+        """Bytes of the recurrent states of one sequence, and so of a snapshot; 0 without any."""
+        return self.part_bytes(Part.STATE)
 
     def usable(self, masks: Sequence[PartMask]) -> int:
         """Return `usable_run` for this layout."""
@@ -87,6 +114,10 @@ class PageLayout:
             window_tokens=self.window_tokens,
             page_tokens=self.page_tokens,
         )
+
+
+def _named(state: StateSpec) -> str:
+    return "x".join(map(str, state.shape)) + f":{state.dtype}"
 
 
 def usable_run(

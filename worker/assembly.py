@@ -18,6 +18,7 @@ from pie.policies.retention import RetentionPolicy
 from pie.tokens.errors import TokenizerError
 from pie.tokens.tokenizer import Tokenizer
 from pie.worker.arena import Arena
+from pie.worker.budget import split_budget
 from pie.worker.engine import Engine, EngineLimits
 from pie.worker.errors import UnsupportedModel
 from pie.worker.generation import Vocabulary
@@ -27,6 +28,7 @@ from pie.worker.runner import Runner
 from pie.worker.scheduler import Limits
 from pie.worker.settings import ModelSettings
 from pie.worker.sources import Progress
+from pie.worker.state_table import StateTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,31 +55,56 @@ def assemble(settings: ModelSettings, progress: Progress) -> Assembly:
         tokenizer = Tokenizer.load(model.folder)
     except TokenizerError as error:
         raise UnsupportedModel(str(error)) from error
-    arena = Arena.from_budget(model.layout, settings.device_kv_budget, model.device)
+    shares = split_budget(
+        model.layout,
+        settings.device_kv_budget,
+        state_share=settings.state_share,
+        max_running=settings.max_running,
+    )
+    arena = Arena(model.layout, shares.pages, model.device, state_slots=shares.state_slots)
+    context_tokens = model.context_tokens
+    if model.layout.attention_parts:
+        context_tokens = min(context_tokens, arena.num_pages * settings.page_tokens)
     return Assembly(
         model=model,
         tokenizer=tokenizer,
         arena=arena,
-        context_tokens=min(model.context_tokens, arena.num_pages * settings.page_tokens),
+        context_tokens=context_tokens,
     )
 
 
 def make_engine(
     assembly: Assembly,
     settings: ModelSettings,
-    retention: RetentionPolicy,
+    new_retention: Callable[[], RetentionPolicy],
     on_changes: Callable[[list[Change]], None],
     *,
     debug: bool,
 ) -> Engine:
-    """Return an engine over an assembled model."""
+    """Return an engine over an assembled model.
+
+    Args:
+        assembly: The model and its memory.
+        settings: What the engine keeps to.
+        new_retention: Makes a policy that chooses victims: one for pages, one for snapshots.
+        on_changes: See `Engine`.
+        debug: See `Engine`.
+    """
     model, arena = assembly.model, assembly.arena
     table = PageTable(
         total=arena.num_pages,
         page_bytes=arena.page_bytes,
         part=model.layout.parts[0],
-        retention=RetentionManager(retention, name="device"),
+        retention=RetentionManager(new_retention(), name="device"),
     )
+    states = None
+    if model.states:
+        states = StateTable(
+            arena.state_slots,
+            state_bytes=model.layout.state_bytes,
+            stride_pages=-(-settings.state_stride_tokens // settings.page_tokens),
+            retention=RetentionManager(new_retention(), name="device states"),
+        )
     return Engine(
         Runner(model, arena),
         table,
@@ -97,8 +124,9 @@ def make_engine(
             step_target_s=settings.step_target_ms / 1e3,
             store_queue_pages=settings.store_queue_pages,
         ),
-        copy_page=arena.copy,
+        memory=arena,
         on_changes=on_changes,
+        states=states,
         debug=debug,
     )
 
@@ -132,6 +160,6 @@ def make_record(
         window_tokens=model.layout.window_tokens,
         parts=tuple(int(part) for part in model.layout.parts),
         tiers=tuple(int(tier) for tier in (Tier.DEVICE, *tiers)),
-        total_pages=assembly.arena.num_pages,
+        total_pages=assembly.arena.num_pages or assembly.arena.state_slots,
         ttl_s=ttl_s,
     )

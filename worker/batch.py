@@ -16,6 +16,9 @@ import torch
 PageSlot = int
 """Number of a physical page in the arena, from 0."""
 
+StateSlot = int
+"""Number of a state slot in the arena, from 0: room for all recurrent states of one sequence."""
+
 
 class LogitRows(enum.Enum):
     """Which of a pass's tokens get logits."""
@@ -30,7 +33,7 @@ class Pass:
     """Tokens of one sequence to run through the model.
 
     Token `i` takes slot `start + i` of the sequence, and attends to the slots before it and to its
-    own. No two passes of a batch write the same page.
+    own. No two passes of a batch write the same page or state slot.
     """
 
     sequence_id: int
@@ -51,6 +54,11 @@ class Pass:
     token that is left with nothing gets zeros from that attention."""
     scores_queries: int = 0
     """Report the attention of this many last tokens, see `StepOutput.scores`."""
+    state_in: StateSlot | None = None
+    """Slot with the recurrent states of the tokens before `start`; None where `start` is 0, and for
+    a model without such states. Read, and left as it is unless it is `state_out` too."""
+    state_out: StateSlot | None = None
+    """Slot that gets the recurrent states of the tokens up to `end`; None for a model without."""
 
     @property
     def end(self) -> int:
@@ -82,8 +90,8 @@ class StepOutput:
     """For each pass, float32 `[layers, most query_heads of any layer, slots]`: attention that its last
     `scores_queries` tokens paid to each slot, summed over them; None where not asked for."""
     finite: Sequence[bool] | None = None
-    """For each pass, whether all of its tokens came out as numbers; None where the logits of the
-    last one say so, because it attends to all the others in every layer."""
+    """For each pass, whether all of its tokens and recurrent states came out as numbers; None where
+    the logits of the last one say so, because it attends to all the others in every layer."""
 
     def of(self, index: int) -> torch.Tensor:
         """Return the logits of pass `index`, `[rows, vocab_size]`; a view."""

@@ -42,10 +42,11 @@ from pie.worker.page_table import Change, PageTable
 from pie.worker.rates import StepTimes
 from pie.worker.scheduler import Chunk, Limits, Scheduler, StepPlan
 from pie.worker.sequence import Sequence
+from pie.worker.state_table import StateStatus, StateTable
 from pie.worker.status import WorkerStatus
 from pie.worker.stores import PageToStore, StoreQueue
 from pie.worker.suspended import SuspendedPages
-from pie.worker.working_set import CopyPage, WorkingSet
+from pie.worker.working_set import ForkMemory, WorkingSet
 
 log = logging.getLogger("pie.worker.engine")
 
@@ -70,13 +71,15 @@ class Engine:
 
     Args:
         runner: The model.
-        table: The pages, at least `vocabulary.context_tokens` tokens in all.
+        table: The pages, at least `vocabulary.context_tokens` tokens in all; none for a model without
+            attention.
         root: The model's root key.
         page_tokens: Tokens in a page.
         vocabulary: Tokenizer, end tokens and context length.
         limits: What it keeps to.
-        copy_page: Copies one physical page onto another.
+        memory: Where pages lie, for forks.
         on_changes: Told, after each step, which pages are held now and which no longer.
+        states: The states of a recurrent model.
         clock: Seconds, from anywhere, going forward.
         debug: Check all invariants whenever idle.
     """
@@ -90,26 +93,33 @@ class Engine:
         page_tokens: int,
         vocabulary: Vocabulary,
         limits: EngineLimits,
-        copy_page: CopyPage,
+        memory: ForkMemory,
         on_changes: Callable[[list[Change]], None] = lambda _: None,
+        states: StateTable | None = None,
         clock: Callable[[], float] = time.monotonic,
         debug: bool = False,
     ) -> None:
-        assert table.total * page_tokens >= vocabulary.context_tokens
+        assert not table.total or table.total * page_tokens >= vocabulary.context_tokens
+        assert table.total or states is not None
         self._runner = runner
         self._table = table
+        self._states = states
         self._root = root
         self._page_tokens = page_tokens
         self._vocabulary = vocabulary
         self._limits = limits
-        self._copy_page = copy_page
+        self._memory = memory
         self._on_changes = on_changes
         self._clock = clock
         self._debug = debug
         self._offload: Offload | None = None
         self._suspended: SuspendedPages | None = None
         self._scheduler = Scheduler(
-            table, limits.scheduler, page_tokens=page_tokens, load_wish=self._load_wish
+            table,
+            limits.scheduler,
+            page_tokens=page_tokens,
+            load_wish=self._load_wish,
+            states=states,
         )
         self._stores = StoreQueue(
             table, limit_pages=limits.store_queue_pages, batch_pages=GROUP_PAGES
@@ -169,6 +179,8 @@ class Engine:
             self._run(plan)
         self._store()
         changes = self._table.take_changes()
+        if self._states is not None:
+            changes += self._states.take_changes()
         if changes:
             self._on_changes(changes)
         if self._debug and self.is_idle:
@@ -196,6 +208,8 @@ class Engine:
         self._table.check([*users, self._stores.in_flight])
         if self._suspended is not None:
             self._suspended.check()
+        if self._states is not None:
+            self._states.check([one.working_set.state_slots for one in self._scheduler.sequences()])
         assert {g.sequence.number for g in self._generations.values()} == set(self._by_number)
         forking = {one for one in self._by_number.values() if one.is_forking}
         assert set(self._forks.waiting()) == forking
@@ -252,6 +266,7 @@ class Engine:
             command.tokens,
             page_tokens=self._page_tokens,
             tenant_tag=request.tenant_tag,
+            states=self._states,
         )
         sequence = Sequence(self._submitted, working_set, self._clock())
         return Generation(command.owner, request, sequence, self._vocabulary)
@@ -326,7 +341,7 @@ class Engine:
         own, *drawn = outcome.drawn[index]
         # Before the parent goes on: a fork has the prompt, and not what the parent drew after it.
         for child, one in zip(self._forks.take(generation), drawn, strict=True):
-            if self._scheduler.fork(chunk.sequence, child.sequence, self._copy_page, now_s):
+            if self._scheduler.fork(chunk.sequence, child.sequence, self._memory, now_s):
                 self._counters.forks += 1
                 self._push(child, one, now_s)
         self._push(generation, own, now_s)
@@ -411,12 +426,14 @@ class Engine:
         return min(_LONGEST_RETRY_S, max(1.0, seconds))
 
     def _load(self) -> Load:
+        # A model without attention has no pages: state slots are what it may run out of.
+        room = self._table if self._table.total or self._states is None else self._states
         return Load(
             running=self._scheduler.running,
             waiting=self._scheduler.waiting,
             waiting_tokens=self._scheduler.waiting_tokens,
-            free_pages=self._table.available,
-            total_pages=self._table.total,
+            free_pages=room.available,
+            total_pages=room.total,
             prefill_tokens_per_s=self._times.prefill.per_s,
             step_ms=self._times.step_s * 1e3,
         )
@@ -424,6 +441,7 @@ class Engine:
     def _status(self) -> WorkerStatus:
         pages, counters, offload = self._table.counts(), self._counters, self._offload
         suspended = self._suspended
+        states = self._states.status() if self._states is not None else StateStatus()
         return WorkerStatus(
             state="serving",
             running=self._scheduler.running,
@@ -436,6 +454,13 @@ class Engine:
             pages_idle=pages.idle,
             pages_in_use=pages.in_use,
             pages_loading=pages.loading,
+            state_slots=states.slots,
+            state_slots_free=states.free,
+            state_slots_running=states.running,
+            snapshots_idle=states.idle,
+            snapshots_in_use=states.in_use,
+            snapshots_taken=states.taken,
+            snapshots_skipped=states.skipped,
             store_queue_pages=len(self._stores),
             prefill_tokens_per_s=self._times.prefill.per_s,
             load_tokens_per_s={}

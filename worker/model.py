@@ -28,6 +28,7 @@ from pie.worker.memory import check_memory
 from pie.worker.packing import pack_weights
 from pie.worker.probe import probe
 from pie.worker.purity import check_config, context_limit
+from pie.worker.recurrent import StateRef
 from pie.worker.selfcheck import verify
 from pie.worker.settings import DEFAULT_CACHE_FOLDER, ModelSettings
 from pie.worker.sources import ModelFolder, Progress, quiet, resolve, weight_files
@@ -45,7 +46,13 @@ class Model:
     module: PreTrainedModel
     layout: PageLayout
     specs: Sequence[AttentionSpec]
-    """Each layer's attention."""
+    """The attention of each layer that has any, in order."""
+    attention_layers: Sequence[int]
+    """Which of the model's layers those are."""
+    states: Sequence[StateRef]
+    """The recurrent states that it carries, in the layout's order."""
+    layers: int
+    """Layers of all kinds."""
     fingerprint: bytes
     context_tokens: int
     vocab_size: int
@@ -55,6 +62,9 @@ class Model:
     """Name of the attention backend that was asked for."""
     cache_folder: Path
     """Where compiled backends are kept."""
+    stepped: bool = False
+    """Whether tokens that continue a recurrent state run one by one, because transformers' code
+    loses the state where there are several."""
 
     @property
     def model_root(self) -> RootKey:
@@ -84,7 +94,7 @@ def load_model(settings: ModelSettings, *, progress: Progress = quiet) -> Model:
     dtype = TORCH_DTYPES[settings.dtype]
     config = _read_config(found.path)
     check_config(config)
-    limit = context_limit(config)
+    limit = context_limit(config, settings.context_tokens)
     check_memory(
         name=found.name,
         weights=weight_files(found.path),
@@ -105,8 +115,7 @@ def load_model(settings: ModelSettings, *, progress: Progress = quiet) -> Model:
         attention=settings.attention,
         cache_folder=cache_folder,
     )
-    verify(model)
-    return model
+    return verify(model)
 
 
 def describe(
@@ -130,7 +139,7 @@ def describe(
     config: PretrainedConfig = module.config
     check_config(config)
     text = config.get_text_config()
-    limit = context_limit(config)
+    limit = context_limit(config, context_tokens)
     hook.register()
     module.set_attn_implementation(hook.NAME)
     module.eval()  # type: ignore[no-untyped-call]
@@ -142,6 +151,9 @@ def describe(
         module=module,
         layout=probed.layout(page_tokens, str(dtype).removeprefix("torch.")),
         specs=probed.specs,
+        attention_layers=tuple(layer for layer, _ in probed.attention),
+        states=probed.states,
+        layers=probed.layers,
         fingerprint=fingerprint,
         context_tokens=min(context_tokens or limit, limit),
         vocab_size=text.vocab_size,

@@ -97,7 +97,7 @@ def compute(
 
 def _pass(chunk: Chunk) -> Pass:
     working_set = chunk.sequence.working_set
-    start = working_set.computed
+    start, state = working_set.computed, working_set.state
     return Pass(
         sequence_id=chunk.sequence.number,
         token_ids=working_set.tokens[start : start + chunk.tokens],
@@ -105,4 +105,6 @@ def _pass(chunk: Chunk) -> Pass:
         page_ids=working_set.pages,
         logits=LogitRows.LAST,
         write=working_set.writes,
+        state_in=None if state is None else state.source,
+        state_out=None if state is None else state.target,
     )

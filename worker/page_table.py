@@ -74,6 +74,8 @@ class Change:
 
     page: FrozenPage
     stored: bool
+    is_state: bool = False
+    """Whether it is the page's snapshot of recurrent states, or else its attention parts."""
 
 
 @dataclass(slots=True)
@@ -92,8 +94,8 @@ class PageTable:
     Args:
         total: Physical pages.
         page_bytes: Size of one, all parts together.
-        part: The part under which the retention policy knows a page. All parts of a page stay or
-            leave together in device memory.
+        part: The part under which the retention policy knows a page. All attention parts of a page
+            stay or leave together in device memory.
         retention: Chooses victims among idle pages.
         before_evict: Told which pages are about to leave, while they are still there.
     """
@@ -155,6 +157,10 @@ class PageTable:
         """Say whether `page` is frozen under `key` now."""
         return self._by_key.get(key) == page
 
+    def has(self, key: PageKey) -> bool:
+        """Say whether any page is frozen under `key` now."""
+        return key in self._by_key
+
     def acquire(self, page: PageSlot) -> None:
         """Add a user to a frozen page."""
         self._frozen(page)
@@ -207,7 +213,7 @@ class PageTable:
             now_s,
         )
         self.retention.pin(frozen.key, self.part)
-        self._changes.append(Change(frozen, stored=True))
+        self._changes.append(Change(frozen, True, self.part is Part.STATE))
         return page
 
     def begin_load(self, pages: Iterable[PageSlot]) -> None:
@@ -282,7 +288,7 @@ class PageTable:
             entry = self._pages[page]
             assert not entry.users, "a page in use was chosen to leave"
             assert entry.frozen is not None
-            self._changes.append(Change(entry.frozen, stored=False))
+            self._changes.append(Change(entry.frozen, False, self.part is Part.STATE))
             entry.frozen = None
             self._idle -= 1
             self._set(page, PageState.FREE)

@@ -1,13 +1,15 @@
 """What a model's layers do, seen by running it.
 
-Covers a trial forward pass of a few tokens that records, layer by layer, the shapes of keys and
-values, the attention's arguments and the mask that the model means, and refuses what Pie would
-compute wrongly. Configurations spell these things in too many ways to be read reliably. Does not
-cover what a configuration alone tells (`pie.worker.purity`).
+Covers trial forward passes of a few tokens that record, layer by layer, the shapes of keys and
+values, the attention's arguments, the mask that the model means and its recurrent states, and
+refuses what Pie would compute wrongly. Configurations spell these things in too many ways to be
+read reliably. Does not cover what a configuration alone tells (`pie.worker.purity`), or whether
+a model carries its states on rightly (`pie.worker.selfcheck`).
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
@@ -21,8 +23,13 @@ from pie.worker.attention.hook import answering
 from pie.worker.attention.protocol import AttentionSpec
 from pie.worker.errors import UnsupportedModel
 from pie.worker.hf_cache import PageCache
+from pie.worker.recurrent import StateRef, seen_states
 
-_TOKENS = 3
+_TOKENS = (3, 7)
+"""Two lengths, on either side of the usual convolution: a state has the same shape after both."""
+
+_MOST_PAIRS = 8
+"""Pairs of states in one layer that a probe has room for; transformers' models have up to 2."""
 
 MaskFunction = Callable[[int, int, torch.Tensor, torch.Tensor], torch.Tensor]
 """transformers' own form of a mask: batch, head, query index, key index."""
@@ -32,24 +39,28 @@ MaskFunction = Callable[[int, int, torch.Tensor, torch.Tensor], torch.Tensor]
 class Probed:
     """A model's layers as they are."""
 
-    specs: tuple[AttentionSpec, ...]
+    layers: int
+    attention: tuple[tuple[int, AttentionSpec], ...]
+    """The layers that have attention, in order."""
+    states: tuple[StateRef, ...]
+    """The recurrent states, layer by layer."""
+
+    @property
+    def specs(self) -> tuple[AttentionSpec, ...]:
+        """The attention of each layer that has any, in order."""
+        return tuple(spec for _, spec in self.attention)
 
     def layout(self, page_tokens: int, dtype: str) -> PageLayout:
         """Return what a page of the model holds."""
-        return PageLayout(
-            layers=tuple(
-                LayerSpec(
-                    part=Part.FULL if spec.window is None else Part.WINDOW,
-                    kv_heads=spec.kv_heads,
-                    key_dim=spec.key_dim,
-                    value_dim=spec.value_dim,
-                    window=spec.window,
-                )
-                for spec in self.specs
-            ),
-            page_tokens=page_tokens,
-            dtype=dtype,
-        )
+        attention = dict(self.attention)
+        layers: list[LayerSpec] = []
+        for index in range(self.layers):
+            if index in attention:
+                layers.append(_attention_layer(attention[index]))
+            states = tuple(ref.spec for ref in self.states if ref.layer == index)
+            if states:
+                layers.append(LayerSpec(Part.STATE, states=states))
+        return PageLayout(layers=tuple(layers), page_tokens=page_tokens, dtype=dtype)
 
 
 def probe(model: PreTrainedModel, *, layers: int, context_tokens: int) -> Probed:
@@ -63,18 +74,45 @@ def probe(model: PreTrainedModel, *, layers: int, context_tokens: int) -> Probed
     Raises:
         UnsupportedModel: Pie would compute it wrongly.
     """
+    first, second = (_trial(model, layers, context_tokens, tokens) for tokens in _TOKENS)
+    if first != second:
+        raise UnsupportedModel(
+            f"the layers of {type(model).__name__} change with the number of tokens"
+        )
+    return first
+
+
+def _trial(model: PreTrainedModel, layers: int, context_tokens: int, tokens: int) -> Probed:
     seen = _Probe(context_tokens)
-    ids = torch.zeros((1, _TOKENS), dtype=torch.long, device=model.device)
-    positions = torch.arange(_TOKENS, device=model.device)[None]
-    cache = PageCache(layers, seen.store)
+    given: dict[str, object] = {
+        "input_ids": torch.zeros((1, tokens), dtype=torch.long, device=model.device)
+    }
+    if takes_positions(model):
+        given["position_ids"] = torch.arange(tokens, device=model.device)[None]
+    cache = PageCache(layers, seen.store, states=dict.fromkeys(range(layers), _MOST_PAIRS))
     with torch.inference_mode(), answering(seen):
         try:
-            model(input_ids=ids, position_ids=positions, cache=cache, use_cache=True)
+            model(**given, cache=cache, use_cache=True)
         except (TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
             raise UnsupportedModel(
                 f"{type(model).__name__} does not run on Pie's cache: {error}"
             ) from error
-    return seen.result(layers)
+    return seen.result(layers, seen_states(cache))
+
+
+def takes_positions(model: PreTrainedModel) -> bool:
+    """Say whether a model is told positions; one whose layers are all recurrent has no use for them."""
+    return "position_ids" in inspect.signature(model.forward).parameters
+
+
+def _attention_layer(spec: AttentionSpec) -> LayerSpec:
+    return LayerSpec(
+        part=Part.FULL if spec.window is None else Part.WINDOW,
+        kv_heads=spec.kv_heads,
+        key_dim=spec.key_dim,
+        value_dim=spec.value_dim,
+        window=spec.window,
+    )
 
 
 class _Probe:
@@ -143,14 +181,23 @@ class _Probe:
         )
         return query.new_zeros((1, query.shape[2], heads, value.shape[-1]))
 
-    def result(self, layers: int) -> Probed:
-        """Return the record, which must have every layer."""
-        missing = [i for i in range(layers) if i not in self._specs]
+    def result(self, layers: int, states: tuple[StateRef, ...]) -> Probed:
+        """Return the record, in which every layer must have something to carry on."""
+        unanswered = sorted(self._stored.keys() - self._specs.keys())
+        if unanswered:
+            raise UnsupportedModel(
+                f"layers {unanswered} compute their attention past transformers' attention "
+                "interface"
+            )
+        recurrent = {ref.layer for ref in states}
+        missing = [i for i in range(layers) if i not in self._specs and i not in recurrent]
         if missing or not layers:
             raise UnsupportedModel(
-                f"layers {missing} have no attention that Pie knows (recurrent, or of another kind)"
+                f"layers {missing} keep neither attention's keys and values nor recurrent states "
+                "in transformers' cache, so Pie cannot carry on what they know"
             )
-        return Probed(tuple(self._specs[i] for i in range(layers)))
+        attention = tuple((i, self._specs[i]) for i in range(layers) if i in self._specs)
+        return Probed(layers, attention, states)
 
 
 def _window_of(mask_function: MaskFunction, context_tokens: int) -> int | None:

@@ -13,7 +13,21 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PretrainedConfig
 
 from pie.worker.errors import UnsupportedModel
 
-_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+_LAYER_TYPES = frozenset(
+    {
+        "full_attention",
+        "sliding_attention",
+        "linear_attention",
+        "conv",
+        "hybrid",
+        "hybrid_sliding",
+    }
+)
+"""Kinds of layers, in transformers' words, of which a probe and a self-check show what they do."""
+
+UNNAMED_CONTEXT_TOKENS = 32_768
+"""Context of a model that names no limit, as pure recurrent ones do: their state does not grow, so
+it is a bound for requests, not for memory."""
 
 
 def check_config(config: PretrainedConfig) -> None:
@@ -34,29 +48,23 @@ def check_config(config: PretrainedConfig) -> None:
     model: object = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if model is None:
         raise UnsupportedModel(f"{config.model_type} is not a causal language model")
-    if not getattr(model, "_supports_attention_backend", False):
-        raise UnsupportedModel(
-            f"{config.model_type} does not support transformers' attention interface"
-        )
     if getattr(text, "is_causal", True) is False:
         raise UnsupportedModel(f"{config.model_type} attends to tokens that come later")
     if getattr(text, "add_cross_attention", False):
         raise UnsupportedModel(f"{config.model_type} has cross-attention")
 
 
-def context_limit(config: PretrainedConfig) -> int:
+def context_limit(config: PretrainedConfig, wanted: int | None = None) -> int:
     """Return the longest sequence whose pages are a pure function of its tokens.
 
     Dynamic NTK and longrope change every position's encoding once a sequence is longer than what
-    the model was first trained on, so such a model is served up to there.
-
-    Raises:
-        UnsupportedModel: The configuration does not say how long a sequence may be.
+    the model was first trained on, so such a model is served up to there. A model that names no
+    limit is served up to `wanted`, by default `UNNAMED_CONTEXT_TOKENS`.
     """
     text = config.get_text_config()
     limit = getattr(text, "max_position_embeddings", None)
     if not isinstance(limit, int) or limit < 1:
-        raise UnsupportedModel(f"{config.model_type} does not say how long a sequence may be")
+        return wanted or UNNAMED_CONTEXT_TOKENS
     for rope in _ropes(getattr(text, "rope_parameters", None)):
         kind = str(rope.get("rope_type", "default"))
         if "dynamic" in kind or kind == "longrope":

@@ -11,7 +11,9 @@ it computed is kept aside where there is room, and it goes on from there later.
 
 A page is computed by one sequence at a time (single flight): whoever needs a page that an earlier
 one is about to compute, or that a load is to bring, waits for it, page by page. Who that is is seen
-anew in each step, so that a waiter takes over where the earlier one ended or was pre-empted.
+anew in each step, so that a waiter takes over where the earlier one ended or was pre-empted. With a
+recurrent model it waits for the next snapshot that it can go on from; where that is not made, because
+there is no slot for it, it waits for a later one or computes.
 
 A sequence with the very prompt of another may wait to become a fork of it: then it takes that one's
 pages as they are when the prompt is computed, and runs from there.
@@ -27,7 +29,8 @@ from typing import Protocol
 from pie.worker.load_choice import Loaded
 from pie.worker.page_table import PageTable
 from pie.worker.sequence import Sequence, SequenceState
-from pie.worker.working_set import CopyPage
+from pie.worker.state_table import StateTable
+from pie.worker.working_set import ForkMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,7 @@ class Scheduler:
         limits: What plans keep to.
         page_tokens: Tokens in a page.
         load_wish: Asked for each sequence before it computes anything, and anew after it yielded.
+        states: The states of a recurrent model.
     """
 
     def __init__(
@@ -114,6 +118,7 @@ class Scheduler:
         *,
         page_tokens: int,
         load_wish: LoadWish = _no_load,
+        states: StateTable | None = None,
     ) -> None:
         assert 0 < limits.max_running <= limits.step_tokens
         self._table = table
@@ -121,6 +126,7 @@ class Scheduler:
         self._page_tokens = page_tokens
         self._load_wish = load_wish
         self.suspender: Suspender = _NoSuspender()
+        self._states = states
         # Each in order of arrival.
         self._waiting: list[Sequence] = []
         self._loading: list[Sequence] = []
@@ -168,7 +174,7 @@ class Scheduler:
         What has arrived since the last plan and fits waits for nothing, and is no part of the queue.
         """
         full = len(self._waiting) >= self._limits.max_waiting
-        held = self._table.matching(sequence.working_set.keys)
+        held = sequence.working_set.held()
         sequence.expected_tokens = max(1, sequence.length - held.pages * self._page_tokens)
         self._queue(sequence)
         if full:
@@ -189,14 +195,14 @@ class Scheduler:
         bisect.insort(self._forking, sequence, key=_arrival)
         return True
 
-    def fork(self, parent: Sequence, sequence: Sequence, copy_page: CopyPage, now_s: float) -> bool:
+    def fork(self, parent: Sequence, sequence: Sequence, memory: ForkMemory, now_s: float) -> bool:
         """Make a waiting sequence a fork of `parent`, whose tokens are all computed.
 
         Returns whether it runs now. Where there is no room it waits for its turn like others.
         """
         forked = None
         if self._occupied < self._limits.max_running and self._fits(sequence):
-            forked = parent.working_set.fork(copy_page, now_s)
+            forked = parent.working_set.fork(memory, now_s)
         if forked is None:
             self.fork_alone(sequence)
             return False
@@ -314,7 +320,9 @@ class Scheduler:
             if sequences is not self._orphans:
                 assert sequences == sorted(sequences, key=_arrival)
         assert len(self._running) + len(self._loading) <= self._limits.max_running
-        assert all(not one.working_set.pages for one in self._waiting + self._forking)
+        waiting = self._waiting + self._forking
+        assert all(not one.working_set.pages for one in waiting)
+        assert not any(one.working_set.state_slots for one in waiting)
         assert not any(one.awaited for one in self._waiting + self._loading)
 
     def _admit(self, now_s: float) -> None:
@@ -336,7 +344,12 @@ class Scheduler:
         A page that several wait for is promised once, to the one that computes it.
         """
         working_set = sequence.working_set
-        held = self._table.matching(working_set.keys)
+        if self._states is not None:
+            slots = 1 + working_set.takes_idle_snapshot()
+            slots += sum(one.working_set.wants_state_slot for one in self._running)
+            if slots > self._states.available:
+                return False
+        held = working_set.held()
         shared = max(held.pages, self._pages_under_way(sequence))
         needed = working_set.pages_for(sequence.length + 1) - shared
         promised = sum(
@@ -376,9 +389,13 @@ class Scheduler:
                 self.shared_in_flight += won
 
     def _chunk_tokens(self, sequence: Sequence, budget: int) -> int:
-        """Return how many tokens to run: up to `budget`, and to a page's end where it is cut."""
-        if sequence.missing <= budget:
-            return sequence.missing
+        """Return how many tokens to run: up to `budget`, and to a page's end where it is cut.
+
+        A chunk of a recurrent model ends where a snapshot is due.
+        """
+        wanted = min(sequence.missing, sequence.working_set.until_snapshot or sequence.missing)
+        if wanted <= budget:
+            return wanted
         start = sequence.working_set.computed
         aligned = (start + budget) // self._page_tokens * self._page_tokens - start
         return aligned if aligned > 0 else budget

@@ -1,14 +1,17 @@
 """A model's first passes, compared with transformers' own.
 
-Covers the check at every start that a model computes over pages what it computes without them.
-It catches what neither its configuration nor a probe shows: an architecture that uses positions,
-past tokens or the cache in a way that Pie does not know. Does not cover the kernels, which have a
-suite of their own (`pie.worker.attention.conformance`).
+Covers the check at every start that a model computes over pages and recurrent states what it
+computes without them. It catches what neither its configuration nor a probe shows: an architecture
+that uses positions, past tokens or the cache in a way that Pie does not know, or whose code loses
+its state where several tokens continue a sequence. Does not cover the kernels, which have a suite
+of their own (`pie.worker.attention.conformance`).
 """
 
 from __future__ import annotations
 
 import logging
+import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -32,8 +35,11 @@ _LENGTHS = (21, 14)
 _CHUNK = 9
 
 
-def verify(model: Model) -> None:
-    """Compare two short sequences, chunked, decoded and batched over scattered pages.
+def verify(model: Model) -> Model:
+    """Compare short sequences with transformers' own.
+
+    They are chunked, decoded together at different lengths over scattered pages, and continued
+    from a snapshot. Returns the model, stepped where it carries its recurrent states on rightly only token by token.
 
     Raises:
         UnsupportedModel: Pie and transformers disagree.
@@ -41,41 +47,132 @@ def verify(model: Model) -> None:
     draw = torch.Generator().manual_seed(0)
     lengths = [min(length, model.context_tokens) for length in _LENGTHS]
     texts = [torch.randint(model.vocab_size, (n,), generator=draw).tolist() for n in lengths]
-    own = _over_pages(model, texts)
     theirs = _without_pages(model, texts)
-    for mine, expected in zip(own, theirs, strict=True):
-        error = float((mine - expected).abs().max() / expected.abs().max())
-        log.debug("self-check of %s: error %.2e", model.name, error)
-        if not error <= _TOLERANCE[model.dtype]:
-            raise UnsupportedModel(
-                f"Pie computes {model.name} otherwise than transformers does (logits are off by "
-                f"{error:.0%}), so its pages could not be trusted"
+    error = _error(model, texts, theirs)
+    if not error <= _TOLERANCE[model.dtype] and model.states:
+        stepped = replace(model, stepped=True)
+        error = _error(stepped, texts, theirs)
+        if error <= _TOLERANCE[model.dtype]:
+            log.warning(
+                "transformers' code for %s loses its recurrent state where several tokens continue "
+                "a sequence: prompts run token by token after their first part, which is slow",
+                model.name,
             )
+            return stepped
+    if not error <= _TOLERANCE[model.dtype]:
+        raise UnsupportedModel(
+            f"Pie computes {model.name} otherwise than transformers does (logits are off by "
+            f"{error:.0%}), so its pages could not be trusted"
+        )
+    return model
 
 
-def _over_pages(model: Model, texts: list[list[int]]) -> list[torch.Tensor]:
-    page_tokens = model.layout.page_tokens
-    pages = [-(-len(text) // page_tokens) for text in texts]
-    arena = Arena(model.layout, sum(pages) + 1, model.device)
-    runner = Runner(model, arena)
-    numbers = list(range(sum(pages), 0, -1))
-    tables = [numbers[sum(pages[:i]) : sum(pages[: i + 1])] for i in range(len(texts))]
-    logits: list[list[torch.Tensor]] = [[] for _ in texts]
-    done = [0] * len(texts)
-    while any(at < len(text) for at, text in zip(done, texts, strict=True)):
-        passes: list[Pass] = []
-        for i, text in enumerate(texts):
-            left = len(text) - done[i]
-            # The last tokens one at a time, the others in chunks.
-            count = min(_CHUNK, left - 2) if left > 3 else min(1, left)
-            if count:
-                ids = text[done[i] : done[i] + count]
-                passes.append(Pass(i, ids, done[i], tables[i], LogitRows.ALL))
-        output = runner.run(Batch(passes))
-        for index, one in enumerate(passes):
-            logits[one.sequence_id].append(output.of(index))
-            done[one.sequence_id] = one.end
-    return [torch.cat(rows) for rows in logits]
+def _error(model: Model, texts: list[list[int]], theirs: list[torch.Tensor]) -> float:
+    """Return the largest error of a logit over its sequence's largest, or of a state likewise."""
+    try:
+        trial = _Trial(model, texts)
+        own = trial.run()
+        states = trial.state_errors()
+    except (TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+        raise UnsupportedModel(
+            f"{type(model.module).__name__} does not run on Pie's cache: {error}"
+        ) from error
+    errors = [relative(mine, expected) for mine, expected in zip(own, theirs, strict=True)]
+    log.debug("self-check of %s: logits off by %s, states by %s", model.name, errors, states)
+    errors += states
+    # A NaN compares with nothing.
+    return math.inf if any(map(math.isnan, errors)) else max(errors)
+
+
+def relative(mine: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the largest error over the largest number that was expected."""
+    error = (mine.float() - expected.float()).abs().max()
+    return float(error / expected.float().abs().max().clamp_min(1e-30))
+
+
+class _Trial:
+    """Sequences over the pages and state slots of a small arena."""
+
+    def __init__(self, model: Model, texts: list[list[int]]) -> None:
+        layout = model.layout
+        counts = [-(-len(text) // layout.page_tokens) for text in texts]
+        self._model = model
+        self._texts = texts
+        # Two slots more than sequences: for a snapshot that stays behind, and to compare with.
+        slots = list(range(len(texts) + 1, -1, -1))
+        self._arena = Arena(layout, sum(counts) + 1, model.device, state_slots=len(slots))
+        self._runner = Runner(model, self._arena)
+        numbers = list(range(sum(counts), 0, -1))
+        self._tables = [numbers[sum(counts[:i]) : sum(counts[: i + 1])] for i in range(len(texts))]
+        self._out = slots[: len(texts)]
+        self._spare, self._whole = slots[-2:]
+        self._in: list[int | None] = [None for _ in texts]
+        self._done = [0 for _ in texts]
+
+    def run(self) -> list[torch.Tensor]:
+        """Return all logits of each sequence: the last tokens one at a time, others in chunks."""
+        logits: list[list[torch.Tensor]] = [[] for _ in self._texts]
+        snapshot: tuple[int, int] | None = None
+        while any(map(self._left, range(len(self._texts)))):
+            passes = [one for i in range(len(self._texts)) if (one := self._next(i))]
+            output = self._runner.run(Batch(passes))
+            for index, one in enumerate(passes):
+                logits[one.sequence_id].append(output.of(index))
+            if self._model.states and snapshot is None:
+                snapshot = self._leave_behind(0)
+        if snapshot is not None:
+            logits[0] = [torch.cat(logits[0])[: snapshot[1]], *self._replay(0, *snapshot)]
+        return [torch.cat(rows) for rows in logits]
+
+    def state_errors(self) -> list[float]:
+        """Compare each sequence's states with those that a pass over all of it leaves.
+
+        Logits of a model whose layers add little to what they are given hardly show a lost state.
+        """
+        errors: list[float] = []
+        for index, text in enumerate(self._texts if self._model.states else ()):
+            slot = self._in[index]
+            self._runner.run(
+                Batch([Pass(index, text, 0, self._tables[index], state_out=self._whole)])
+            )
+            errors += [relative(state[slot], state[self._whole]) for state in self._arena.states]
+        return errors
+
+    def _left(self, index: int) -> int:
+        return len(self._texts[index]) - self._done[index]
+
+    def _next(self, index: int) -> Pass | None:
+        left, start = self._left(index), self._done[index]
+        count = min(_CHUNK, left - 2) if left > 3 else min(1, left)
+        if not count:
+            return None
+        ids = self._texts[index][start : start + count]
+        states = bool(self._model.states)
+        one = Pass(
+            index,
+            ids,
+            start,
+            self._tables[index],
+            LogitRows.ALL,
+            state_in=self._in[index],
+            state_out=self._out[index] if states else None,
+        )
+        self._done[index] = one.end
+        self._in[index] = one.state_out
+        return one
+
+    def _leave_behind(self, index: int) -> tuple[int, int]:
+        """Let a sequence's states stay as they are; return slot and tokens."""
+        slot, self._out[index] = self._out[index], self._spare
+        return slot, self._done[index]
+
+    def _replay(self, index: int, slot: int, tokens: int) -> list[torch.Tensor]:
+        """Go on from a snapshot, as a later prompt does, beside nothing else."""
+        self._in[index], self._done[index] = slot, tokens
+        rows: list[torch.Tensor] = []
+        while one := self._next(index):
+            rows.append(self._runner.run(Batch([one])).of(0))
+        return rows
 
 
 def _without_pages(model: Model, texts: list[list[int]]) -> list[torch.Tensor]:

@@ -218,7 +218,7 @@ class WorkerService:
             holdings.apply(changes, publisher)
 
         self._engine = make_engine(
-            assembly, self._settings, self._policies.new_retention(), publish, debug=self._debug
+            assembly, self._settings, self._policies.new_retention, publish, debug=self._debug
         )
 
         def take_report(report: StepReport) -> None:

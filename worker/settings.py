@@ -49,14 +49,30 @@ class ModelSettings(BaseModel):
         ge=2,
         le=1 << 30,
         description="Longest sequence, prompt and output together; by default, and at most, what "
-        "the model was made for.",
+        "the model was made for. A model that names no limit, as pure recurrent ones do, takes any; "
+        "its default is 32768.",
     )
     page_tokens: int = Field(default=16, ge=1, le=1024, description="Tokens in a page.")
     device_kv_budget: ByteSize = Field(
         default=ByteSize(512 << 20),
         ge=1 << 16,
         le=1 << 50,
-        description="Memory for the pages of one worker, such as `4GiB`. Never exceeded.",
+        description="Memory for the pages and recurrent states of one worker, such as `4GiB`. Never "
+        "exceeded.",
+    )
+    state_share: float = Field(
+        default=0.5,
+        gt=0,
+        lt=1,
+        description="Most of `device_kv_budget` that recurrent states take in a model that has "
+        "attention too; pages get the rest. A model without attention gives them all.",
+    )
+    state_stride_tokens: int = Field(
+        default=512,
+        ge=1,
+        le=1 << 20,
+        description="A recurrent model's state is kept at every so many tokens, in whole pages, and "
+        "at the last page's end before a prompt's last token: where later prompts can go on.",
     )
     host_kv_budget: ByteSize = Field(
         default=ByteSize(256 << 20),

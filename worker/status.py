@@ -30,6 +30,14 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     pages_in_use: Gauge[int] = 0
     """Frozen pages that a sequence uses."""
     pages_loading: Gauge[int] = 0
+    state_slots: Gauge[int] = 0
+    """Room for recurrent states, each of one sequence; 0 where the model has none."""
+    state_slots_free: Gauge[int] = 0
+    state_slots_running: Gauge[int] = 0
+    """State slots that running sequences write."""
+    snapshots_idle: Gauge[int] = 0
+    """Snapshots of recurrent states that no sequence uses; kept until room is needed."""
+    snapshots_in_use: Gauge[int] = 0
     store_queue_pages: Gauge[int] = 0
     """Pages that wait to be copied to lower tiers and the pool."""
     suspended_bytes: Gauge[int] = 0
@@ -67,6 +75,9 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens_host: Counter[int] = 0
     cached_tokens_disk: Counter[int] = 0
     cached_tokens_pool: Counter[int] = 0
+    snapshots_taken: Counter[int] = 0
+    snapshots_skipped: Counter[int] = 0
+    """Snapshots that were due and for which there was no state slot."""
     pages_stored: Counter[int] = 0
     """Pages that a pool node took from here."""
     pages_store_dropped: Counter[int] = 0

@@ -1,13 +1,14 @@
-"""One step's forward pass.
+"""One forward pass.
 
-Covers how a batch becomes the flat tensors that a model takes, and how the model's attention calls
-are answered: keys and values go to the arena, attention to the backends. Does not cover checking
-batches or calling the model (`pie.worker.runner`).
+Covers how a batch becomes the tensors that a model takes, and how the model's attention calls are
+answered: keys and values go to the arena, attention to the backends. Does not cover checking
+batches or calling the model (`pie.worker.runner`), or how a step is cut into forward passes
+(`pie.worker.forwards`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -23,22 +24,26 @@ class Step:
         self,
         batch: Batch,
         arena: Arena,
-        specs: Sequence[AttentionSpec],
+        attention: Mapping[int, AttentionSpec],
         backends: Sequence[AttentionBackend],
+        *,
+        as_rows: bool = False,
     ) -> None:
         """Lay the batch out.
 
         Args:
             batch: Checked.
             arena: Where keys and values are.
-            specs: Each layer's attention.
+            attention: The attention of each layer that has any, by the model's number, in order.
             backends: In order of preference; the last takes everything.
+            as_rows: Give the model a row for each pass, all of one token, instead of one row.
         """
         self._arena = arena
-        self._specs = specs
+        self._specs = list(attention.values())
+        self._order = {layer: at for at, layer in enumerate(attention)}
         device = arena.device
         page_tokens = arena.layout.page_tokens
-        heads = max(spec.query_heads for spec in specs)
+        heads = max((spec.query_heads for spec in self._specs), default=0)
         ids: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
@@ -51,7 +56,9 @@ class Step:
             row, count = len(ids), len(one.token_ids)
             ids.extend(one.token_ids)
             positions.extend(one.positions or range(one.start, one.end))
-            if one.write:
+            if not attention:
+                pass
+            elif one.write:
                 slots.extend(_slots(one, page_tokens))
             else:
                 slots.extend([0] * count)
@@ -63,7 +70,7 @@ class Step:
                 wanted.append(row + count - 1)
             self.rows.append(range(before, len(wanted)))
             scores = (
-                torch.zeros((len(specs), heads, one.end), device=device)
+                torch.zeros((len(attention), heads, one.end), device=device)
                 if one.scores_queries
                 else None
             )
@@ -80,8 +87,10 @@ class Step:
                     scores_queries=min(one.scores_queries, count),
                 )
             )
-        self.input_ids = torch.tensor([ids], device=device)
-        self.position_ids = torch.tensor([positions], device=device)
+        assert not as_rows or len(ids) == len(batch.passes), "a row has one token"
+        shape = (-1, 1) if as_rows else (1, -1)
+        self.input_ids = torch.tensor(ids, device=device).view(shape)
+        self.position_ids = torch.tensor(positions, device=device).view(shape)
         self.wanted = torch.tensor(wanted, dtype=torch.long, device=device)
         self._written: torch.Tensor | None = None
         if skipped:
@@ -89,11 +98,12 @@ class Step:
             self._written = torch.tensor(left, dtype=torch.long, device=device)
             slots = [slots[row] for row in left]
         self._slots = torch.tensor(slots, dtype=torch.long, device=device)
-        self._plans = _plans(spans, backends, page_tokens, device)
+        self._plans = _plans(spans, backends, page_tokens, device) if attention else []
 
     def store(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Write a layer's keys and values `[1, kv_heads, tokens, dim]` to the arena."""
-        keys, values = key[0].transpose(0, 1), value[0].transpose(0, 1)
+        """Write a layer's keys and values `[rows, kv_heads, tokens, dim]` to the arena."""
+        layer = self._order[layer]
+        keys, values = _flat(key), _flat(value)
         if self._written is not None:
             keys, values = keys[self._written], values[self._written]
         self._arena.keys[layer].flatten(0, 1).index_copy_(0, self._slots, keys)
@@ -112,19 +122,25 @@ class Step:
         softcap: float | None,  # noqa: ARG002
     ) -> torch.Tensor:
         """See `Answerer.attend`; what the layer states was recorded when the model was loaded."""
-        layer = module.layer_idx
-        assert isinstance(layer, int)
+        index = module.layer_idx
+        assert isinstance(index, int)
+        layer = self._order[index]
         spec = self._specs[layer]
-        out = query.new_empty((query.shape[2], spec.query_heads, spec.value_dim))
-        q, k, v = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
+        q, k, v = _flat(query), _flat(key), _flat(value)
+        out = query.new_empty((len(q), spec.query_heads, spec.value_dim))
         keys, values = self._arena.keys[layer], self._arena.values[layer]
         for plan in self._plans:
             plan.attend(layer, spec, q, k, v, keys, values, out)
-        return out.unsqueeze(0)
+        return out.view(query.shape[0], query.shape[2], spec.query_heads, spec.value_dim)
 
     def mask(self, mask_function: object) -> None:  # noqa: ARG002
         """Build no mask: the backends know what each layer attends to."""
         return
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Return `[rows, heads, tokens, dim]` as `[rows × tokens, heads, dim]`."""
+    return tensor[0].transpose(0, 1) if len(tensor) == 1 else tensor.transpose(1, 2).flatten(0, 1)
 
 
 def _slots(one: Pass, page_tokens: int) -> list[int]:

@@ -5,6 +5,10 @@ Covers growing, matching, freezing, forking and letting go. Does not cover which
 
 Of a working set's pages the first `frozen` are shared and immutable. The rest are its own: full
 ones that are not computed yet, and the writable buffer at the end.
+
+A recurrent model's working set has a state beside its pages (`pie.worker.working_state`), and goes
+on only from a boundary that has a snapshot. Without attention layers it has no pages at all:
+`frozen` then counts the full pages of computed tokens.
 """
 
 from __future__ import annotations
@@ -12,14 +16,24 @@ from __future__ import annotations
 import bisect
 import itertools
 from array import array
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
+from typing import Protocol
 
 from pie.page.key import PageKey, RootKey, page_keys
-from pie.worker.batch import PageSlot
-from pie.worker.page_table import FrozenPage, PageTable
+from pie.worker.batch import PageSlot, StateSlot
+from pie.worker.page_table import FrozenPage, Held, PageTable
+from pie.worker.state_table import StateTable
+from pie.worker.working_state import WorkingState
 
-CopyPage = Callable[[PageSlot, PageSlot], None]
-"""Copies the first physical page's contents onto the second."""
+
+class ForkMemory(Protocol):
+    """What forks need of `pie.worker.arena.Arena`."""
+
+    def copy(self, source_id: PageSlot, target_id: PageSlot) -> None:
+        """Copy a whole page onto another."""
+
+    def copy_state(self, source_slot: StateSlot, target_slot: StateSlot) -> None:
+        """Copy the states in a slot onto another."""
 
 
 class WorkingSet:
@@ -33,6 +47,7 @@ class WorkingSet:
         *,
         page_tokens: int,
         tenant_tag: str = "",
+        states: StateTable | None = None,
     ) -> None:
         self.tokens = array("I", tokens)
         self.pages: list[PageSlot] = []
@@ -42,6 +57,9 @@ class WorkingSet:
         """Leading pages that are frozen."""
         self.keys: list[PageKey] = []
         """Keys of the full pages of `tokens`."""
+        self.state = WorkingState(states) if states is not None else None
+        """A recurrent model's; None for any other."""
+        self._states = states
         self._table = table
         self._root = root
         self._page_tokens = page_tokens
@@ -63,14 +81,33 @@ class WorkingSet:
 
     @property
     def next_keys(self) -> list[PageKey]:
-        """Keys of the full pages that are not frozen yet."""
-        return self.keys[self.frozen :]
+        """Keys of what others may wait for: the full pages that are not frozen yet.
+
+        Of a recurrent model's, those at whose end a snapshot is due.
+        """
+        if self._states is None:
+            return self.keys[self.frozen :]
+        return [self.keys[pages - 1] for pages in self._due()]
+
+    @property
+    def until_snapshot(self) -> int | None:
+        """Tokens up to the next boundary where a snapshot is due; None where there is none."""
+        pages = next(self._due(), None)
+        return None if pages is None else pages * self._page_tokens - self.computed
 
     def shared_pages(self, other: WorkingSet) -> int:
-        """Return how many leading full pages hold the same tokens as those of `other`."""
+        """Return how many leading pages it can take over from `other`, once that has made them.
+
+        Those are the full pages with the same tokens; of a recurrent model's, those up to a
+        snapshot that `other` will leave behind.
+        """
         both = range(min(len(self.keys), len(other.keys)))
         # A key names all tokens up to its page's end: from the first that differs on, all do.
-        return bisect.bisect_left(both, True, key=lambda at: self.keys[at] != other.keys[at])
+        same = bisect.bisect_left(both, True, key=lambda at: self.keys[at] != other.keys[at])
+        if self._states is None:
+            return same
+        usable = min(same, self._last_boundary)
+        return max((pages for pages in other._due() if pages <= usable), default=0)
 
     def leading_tokens(self, keys: Container[PageKey]) -> int:
         """Return how many of the next tokens lie in pages that `keys` names.
@@ -79,8 +116,35 @@ class WorkingSet:
         """
         if self.computed != self.frozen * self._page_tokens:
             return 0
-        found = sum(1 for _ in itertools.takewhile(keys.__contains__, self.next_keys))
-        return found * self._page_tokens
+        if self._states is None:
+            found = sum(1 for _ in itertools.takewhile(keys.__contains__, self.next_keys))
+            return found * self._page_tokens
+        ahead = range(self._last_boundary, self.frozen, -1)
+        end = next((pages for pages in ahead if self.keys[pages - 1] in keys), self.frozen)
+        return (end - self.frozen) * self._page_tokens
+
+    def held(self) -> Held:
+        """Return what there is of its leading pages that it could go on from, without any effect."""
+        if self._states is None:
+            return self._table.matching(self.keys)
+        return self._table.matching(self.keys[: self._restorable(0)])
+
+    @property
+    def state_slots(self) -> list[StateSlot]:
+        """The state slots that it uses; none where the model is not recurrent."""
+        return [] if self.state is None else self.state.slots
+
+    @property
+    def wants_state_slot(self) -> bool:
+        """Whether it has to take a state slot before it can run."""
+        return self.state is not None and self.state.target is None
+
+    def takes_idle_snapshot(self) -> bool:
+        """Say whether it would begin with a snapshot that nobody uses now."""
+        if self._states is None:
+            return False
+        pages = self._restorable(self.frozen)
+        return pages > self.frozen and self._states.is_idle(self.keys[pages - 1])
 
     def append(self, token: int) -> None:
         """Add a token that was drawn."""
@@ -90,6 +154,8 @@ class WorkingSet:
 
     def pages_for(self, tokens: int) -> int:
         """Return how many pages to add so that the first `tokens` tokens have one."""
+        if not self._table.total:
+            return 0
         return max(0, -(-tokens // self._page_tokens) - len(self.pages))
 
     def match(self, now_s: float) -> int:
@@ -99,12 +165,18 @@ class WorkingSet:
         """
         if self.computed != self.frozen * self._page_tokens:
             return 0  # in the middle of a page
-        found = self._table.match(self.keys[self.frozen :], now_s)
-        if not found:
+        end = len(self.keys) if self._states is None else self._restorable(self.frozen)
+        found = self._table.match(self.keys[self.frozen : end], now_s)
+        if self.state is not None:
+            if end == self.frozen:
+                return 0
+            self.state.restore(self.keys[end - 1], now_s)
+        elif not found:
             return 0
-        start, end = self.frozen, self.frozen + len(found)
-        self._table.release(self.pages[start:end])
-        self.pages[start:end] = found
+        else:
+            end = self.frozen + len(found)
+        self._table.release(self.pages[self.frozen : end])
+        self.pages[self.frozen : end] = found
         before = self.computed
         self._set_frozen(end)
         return self.computed - before
@@ -112,11 +184,12 @@ class WorkingSet:
     def grow(self, tokens: int, now_s: float) -> bool:
         """Make room for the first `tokens` tokens; False, and no change, where there is none."""
         count = self.pages_for(tokens)
-        if not count:
-            return True
         after = self.pages[-1] if self.pages else None
-        pages = self._table.allocate(count, now_s, after=after)
+        pages = self._table.allocate(count, now_s, after=after) if count else []
         if pages is None:
+            return False
+        if self.state is not None and not self.state.grow(now_s):
+            self._table.release(pages)
             return False
         self.pages.extend(pages)
         return True
@@ -127,8 +200,13 @@ class WorkingSet:
         Returns the indices of pages that nobody held before.
         """
         assert tokens <= self.missing, "more tokens were computed than there are"
+        due = next(self._due(), 0)
         self.computed += tokens
-        return self._freeze(self.computed // self._page_tokens, now_s)
+        new = self._freeze(self.computed // self._page_tokens, now_s)
+        if self.state is not None:
+            is_due = self.computed == due * self._page_tokens
+            self.state.advance(self.page(due - 1) if is_due else None, now_s)
+        return new
 
     def begin_load(self, count: int, now_s: float) -> list[PageSlot] | None:
         """Reserve the next `count` pages for a load; None where there is no room."""
@@ -173,30 +251,34 @@ class WorkingSet:
             (),
             page_tokens=self._page_tokens,
             tenant_tag=self._tenant_tag,
+            states=self._states,
         )
         twin.tokens, twin.keys = self.tokens[:], self.keys[:]
         return twin
 
-    def fork(self, copy_page: CopyPage, now_s: float) -> WorkingSet | None:
+    def fork(self, memory: ForkMemory, now_s: float) -> WorkingSet | None:
         """Return a working set that goes on from here by itself; None where there is no room.
 
-        Both share the frozen pages, by count; only the page that is being written, if any, is
-        copied. Either may fork again, go on or end before the other.
-
-        Args:
-            copy_page: Called with the page being written and the one that is to be like it.
-            now_s: The time.
+        Both share the frozen pages and a snapshot, by count; only the page and the recurrent state
+        that are being written, if any, are copied. Either may fork again, go on or end before the
+        other.
         """
         twin = self.twin()
         own = self.computed - self.frozen * self._page_tokens
         assert own < self._page_tokens, "a page that is full has been frozen"
-        copied: Sequence[PageSlot] = ()
-        if own > 0:
-            taken = self._table.allocate(1, now_s)
-            if taken is None:
+        copied = self._table.allocate(1, now_s) if own > 0 and self._table.total else []
+        if copied is None:
+            return None
+        if self.state is not None:
+            forked = self.state.fork(now_s)
+            if forked is None:
+                self._table.release(copied)
                 return None
-            copied = taken
-            copy_page(self.pages[self.frozen], copied[0])
+            twin.state, to_copy = forked
+            if to_copy is not None:
+                memory.copy_state(*to_copy)
+        for page in copied:
+            memory.copy(self.pages[self.frozen], page)
         shared = self.pages[: self.frozen]
         for page in shared:
             self._table.acquire(page)
@@ -205,8 +287,10 @@ class WorkingSet:
         return twin
 
     def release(self) -> None:
-        """Let go of all pages; the frozen ones stay in the table as long as there is room."""
+        """Let go of all pages and the state; frozen ones stay in the table while there is room."""
         self._table.release(self.pages)
+        if self.state is not None:
+            self.state.release()
         self.pages = []
         self.frozen = self.computed = 0
 
@@ -217,7 +301,7 @@ class WorkingSet:
 
     def _freeze(self, end: int, now_s: float) -> list[int]:
         new: list[int] = []
-        for index in range(self.frozen, end):
+        for index in range(self.frozen, end if self._table.total else 0):
             frozen = self.page(index)
             held = self._table.freeze(self.pages[index], frozen, now_s)
             if held == self.pages[index]:
@@ -229,6 +313,29 @@ class WorkingSet:
     def _set_frozen(self, frozen: int) -> None:
         self.frozen = frozen
         self.computed = min(frozen * self._page_tokens, len(self.tokens) - 1)
+
+    @property
+    def _last_boundary(self) -> int:
+        """Pages before the last token: a recurrent model can go on from no later snapshot."""
+        return (len(self.tokens) - 1) // self._page_tokens
+
+    def _due(self) -> Iterator[int]:
+        """List the boundaries ahead, in pages, where a snapshot is due."""
+        if self._states is None:
+            return iter(())
+        return self._states.due(self.computed, len(self.tokens), self._page_tokens)
+
+    def _restorable(self, start: int) -> int:
+        """Return the longest boundary after `start`, in pages, that has a snapshot and all pages.
+
+        `start` itself where there is none; pages up to there are held.
+        """
+        assert self._states is not None
+        end = self._last_boundary
+        if self._table.total:
+            end = start + self._table.matching(self.keys[start:end]).pages
+        ahead = range(end, start, -1)
+        return next((at for at in ahead if self._states.holds(self.keys[at - 1])), start)
 
     def _extend_keys(self) -> None:
         start = len(self.keys)

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, strategies as st
 
 from pie.page.events import Part, PartMask, Tier, part_bit, part_tiers
-from pie.page.layout import LayerSpec, PageLayout, usable_run
+from pie.page.layout import LayerSpec, PageLayout, StateSpec, usable_run
 
 FULL = LayerSpec(Part.FULL, kv_heads=2, key_dim=8, value_dim=4)
 WINDOW = LayerSpec(Part.WINDOW, kv_heads=2, key_dim=8, value_dim=8, window=5)
-STATE = LayerSpec(Part.STATE, states=((3, 4), (5,)))
+STATE = LayerSpec(Part.STATE, states=(StateSpec((3, 4), "float32"), StateSpec((5,), "bfloat16")))
 
 
 def mask_of(*parts: Part, tier: Tier = Tier.HOST) -> PartMask:
@@ -97,8 +97,9 @@ def test_sizes_are_those_of_the_layers() -> None:
     assert layout.parts == (Part.FULL, Part.WINDOW, Part.STATE)
     assert layout.part_bytes(Part.FULL) == 2 * 2 * (8 + 4) * 16 * 2
     assert layout.part_bytes(Part.WINDOW) == 2 * (8 + 8) * 16 * 2
-    assert layout.part_bytes(Part.STATE) == (3 * 4 + 5) * 2
-    assert layout.page_bytes == sum(layout.part_bytes(part) for part in Part)
+    assert layout.part_bytes(Part.STATE) == layout.state_bytes == 3 * 4 * 4 + 5 * 2
+    assert layout.attention_parts == (Part.FULL, Part.WINDOW)
+    assert layout.page_bytes == layout.part_bytes(Part.FULL) + layout.part_bytes(Part.WINDOW)
     assert layout.window_tokens == 5
 
 
@@ -110,7 +111,7 @@ def test_sizes_are_those_of_the_layers() -> None:
         {"key_dim": 4},
         {"value_dim": 8},
         {"window": 9},
-        {"states": ((2,),)},
+        {"states": (StateSpec((2,), "float32"),)},
     ],
     ids=lambda change: next(iter(change)),
 )
@@ -129,7 +130,16 @@ def test_layout_id_names_order_and_number_of_layers() -> None:
 
 
 def test_layout_id_keeps_states_apart() -> None:
-    def layout_id(*states: tuple[int, ...]) -> str:
+    def layout_id(*shapes: tuple[int, ...], dtype: str = "float32") -> str:
+        states = tuple(StateSpec(shape, dtype) for shape in shapes)
         return PageLayout((LayerSpec(Part.STATE, states=states),), 16, "float32").layout_id
 
-    assert len({layout_id((1, 2)), layout_id((1,), (2,)), layout_id((12,)), layout_id()}) == 4
+    ids = {layout_id((1, 2)), layout_id((1,), (2,)), layout_id((12,)), layout_id()}
+    ids.add(layout_id((12,), dtype="bfloat16"))
+    assert len(ids) == 5
+
+
+def test_layout_ids_of_attention_layers_stay_as_they_were() -> None:
+    """Pages on disk go by them."""
+    layout = PageLayout((FULL, WINDOW), 16, "bfloat16")
+    assert layout.layout_id == "5af4b6430d63be136bbfce460471912f"

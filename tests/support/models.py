@@ -13,14 +13,21 @@ from typing import Any, cast
 import torch
 from transformers import (
     AutoModelForCausalLM as Auto,
+    BambaConfig,
+    FalconH1Config,
     Gemma2Config,
     Gemma3TextConfig,
     GPT2Config,
+    JambaConfig,
+    Lfm2Config,
     LlamaConfig,
+    Mamba2Config,
+    MambaConfig,
     MistralConfig,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen3Config,
+    Qwen3NextConfig,
 )
 
 from pie.worker.model import Model, describe, load_model
@@ -113,6 +120,117 @@ def _common() -> dict[str, Any]:
     }
 
 
+def _mamba2() -> PreTrainedConfig:
+    """Recurrent layers alone."""
+    return Mamba2Config(
+        num_hidden_layers=3,
+        num_heads=8,
+        head_dim=16,
+        state_size=16,
+        n_groups=2,
+        chunk_size=16,
+        **_recurrent(),
+    )
+
+
+def _falcon_h1() -> PreTrainedConfig:
+    """Attention and recurrence in each layer."""
+    return FalconH1Config(
+        num_hidden_layers=2,
+        num_key_value_heads=2,
+        intermediate_size=96,
+        mamba_d_ssm=64,
+        mamba_n_heads=4,
+        mamba_d_head=16,
+        mamba_n_groups=1,
+        mamba_d_state=16,
+        mamba_chunk_size=16,
+        **_common(),
+    )
+
+
+def _qwen3_next() -> PreTrainedConfig:
+    """Gated delta rule in three of four layers, and experts."""
+    return Qwen3NextConfig(
+        num_hidden_layers=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        intermediate_size=96,
+        linear_key_head_dim=16,
+        linear_value_head_dim=16,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=32,
+        num_experts=4,
+        num_experts_per_tok=2,
+        **_common(),
+    )
+
+
+def _lfm2() -> PreTrainedConfig:
+    """Convolutions, whose states reach three tokens back."""
+    return Lfm2Config(
+        num_hidden_layers=3,
+        num_key_value_heads=2,
+        intermediate_size=96,
+        layer_types=["conv", "full_attention", "conv"],
+        block_auto_adjust_ff_dim=False,
+        **_common(),
+    )
+
+
+def _bamba() -> PreTrainedConfig:
+    return BambaConfig(
+        num_hidden_layers=3,
+        num_key_value_heads=2,
+        intermediate_size=96,
+        attn_layer_indices=[1],
+        mamba_n_heads=8,
+        mamba_d_head=16,
+        mamba_n_groups=1,
+        mamba_d_state=16,
+        mamba_chunk_size=16,
+        **_common(),
+    )
+
+
+def _mamba() -> PreTrainedConfig:
+    """Its code loses the state where several tokens continue a sequence."""
+    return MambaConfig(num_hidden_layers=3, state_size=16, **_recurrent())
+
+
+def _jamba() -> PreTrainedConfig:
+    """Likewise, with attention and experts."""
+    return JambaConfig(
+        num_hidden_layers=4,
+        num_key_value_heads=2,
+        intermediate_size=96,
+        attn_layer_period=2,
+        attn_layer_offset=1,
+        expert_layer_period=2,
+        num_experts=2,
+        num_experts_per_tok=1,
+        mamba_d_state=16,
+        mamba_dt_rank=8,
+        **_common(),
+    )
+
+
+def _recurrent() -> dict[str, Any]:
+    """What models without attention share: no heads of it, and no longest sequence."""
+    attention = {"num_attention_heads", "max_position_embeddings"}
+    return {name: value for name, value in _common().items() if name not in attention}
+
+
+RECURRENT: dict[str, Callable[[], PreTrainedConfig]] = {
+    "mamba2": _mamba2,
+    "falcon_h1": _falcon_h1,
+    "qwen3_next": _qwen3_next,
+    "lfm2": _lfm2,
+    "bamba": _bamba,
+}
+STEPPED: dict[str, Callable[[], PreTrainedConfig]] = {"mamba": _mamba, "jamba": _jamba}
 CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     "llama": _llama,
     "qwen3": _qwen3,
@@ -128,7 +246,7 @@ def tiny_module(kind: str, *, seed: int = 0, dtype: torch.dtype = torch.float32)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = Auto.from_config(  # type: ignore[no-untyped-call]
-            CONFIGS[kind](), dtype=dtype, attn_implementation="eager"
+            (CONFIGS | RECURRENT | STEPPED)[kind](), dtype=dtype, attn_implementation="eager"
         )
     return cast(PreTrainedModel, module.eval())
 

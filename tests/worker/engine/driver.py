@@ -25,14 +25,15 @@ from pie.wire.messages import (
     Started,
     TokenDelta,
 )
-from pie.worker.batch import PageSlot
+from pie.worker.batch import PageSlot, StateSlot
 from pie.worker.commands import CancelOne, Command, StepReport, Submit
 from pie.worker.engine import Engine, EngineLimits
 from pie.worker.generation import Vocabulary
 from pie.worker.outcome import StepRunner
 from pie.worker.page_table import Change, PageTable
 from pie.worker.scheduler import Limits
-from pie.worker.working_set import CopyPage
+from pie.worker.state_table import StateTable
+from pie.worker.working_set import ForkMemory
 
 GREEDY = Sampling(temperature=0)
 ROUTER = b"router"
@@ -51,8 +52,14 @@ def byte_tokenizer(folder: Path) -> Tokenizer:
     return Tokenizer.load(folder)
 
 
-def _no_copy(source: PageSlot, target: PageSlot) -> None:
-    raise AssertionError(f"page {source} was copied to {target}")
+class NoMemory:
+    """For runners without one: nothing may be forked."""
+
+    def copy(self, source_id: PageSlot, target_id: PageSlot) -> None:
+        raise AssertionError(f"page {source_id} was copied to {target_id}")
+
+    def copy_state(self, source_slot: StateSlot, target_slot: StateSlot) -> None:
+        raise AssertionError(f"slot {source_slot} was copied to {target_slot}")
 
 
 @dataclass
@@ -105,11 +112,13 @@ class Driver:
         step_tokens: int = 64,
         step_target_s: float = 0.05,
         eos: int = EOS,
-        copy_page: CopyPage = _no_copy,
+        memory: ForkMemory | None = None,
+        states: StateTable | None = None,
     ) -> None:
         self.table = PageTable(
             pages, page_bytes=page_bytes, part=Part.FULL, retention=RetentionManager()
         )
+        self.states = states
         self.now_s = 0.0
         self.changes: list[Change] = []
         self.engine = Engine(
@@ -125,8 +134,9 @@ class Driver:
                 step_target_s=step_target_s,
                 store_queue_pages=1000,
             ),
-            copy_page=copy_page,
+            memory=memory or NoMemory(),
             on_changes=self.changes.extend,
+            states=states,
             clock=self._clock,
             debug=True,
         )

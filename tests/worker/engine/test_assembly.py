@@ -27,8 +27,7 @@ def assembly(tmp_path: Path, tokenizer_folder: Path) -> Assembly:
 
 def test_an_answer_ends_where_the_tokenizer_says_too(assembly: Assembly) -> None:
     settings = worker_settings(assembly.model.folder)
-    retention = PolicySet().new_retention()
-    engine = make_engine(assembly, settings, retention, lambda _: None, debug=True)
+    engine = make_engine(assembly, settings, PolicySet().new_retention, lambda _: None, debug=True)
     assert engine._vocabulary.eos_token_ids == {2, TURN_END}
     record = make_record(assembly, place=PlaceId("w0"), epoch=Epoch(1), address="", ttl_s=1)
     assert record.eos_token_ids == (2, TURN_END)

@@ -12,7 +12,7 @@ from pie.page.key import RootKey
 from pie.policies.manager import RetentionManager
 from pie.tokens.tokenizer import Tokenizer
 from pie.wire.messages import FinishReason, Sampling
-from pie.worker.batch import PageSlot
+from pie.worker.batch import PageSlot, StateSlot
 from pie.worker.page_table import PageTable
 from pie.worker.working_set import WorkingSet
 from tests.worker.engine.driver import Answer, Driver
@@ -27,7 +27,7 @@ class World:
 
     def __init__(self, pages: int) -> None:
         self.table = PageTable(pages, page_bytes=1, part=Part.FULL, retention=RetentionManager())
-        self.memory: dict[PageSlot, list[int]] = {page: [] for page in range(pages)}
+        self.contents: dict[PageSlot, list[int]] = {page: [] for page in range(pages)}
         self.copies = 0
         self.sets: list[WorkingSet] = []
 
@@ -37,7 +37,7 @@ class World:
         return one
 
     def fork(self, one: WorkingSet) -> WorkingSet | None:
-        fork = one.fork(self.copy, 0.0)
+        fork = one.fork(self, 0.0)
         if fork is not None:
             self.sets.append(fork)
         return fork
@@ -48,7 +48,7 @@ class World:
             return False
         if one.writes:
             for slot in range(one.computed, len(one.tokens)):
-                page = self.memory[one.pages[slot // PAGE]]
+                page = self.contents[one.pages[slot // PAGE]]
                 del page[slot % PAGE :]
                 page.append(one.tokens[slot])
         one.advance(one.missing, 0.0)
@@ -56,16 +56,19 @@ class World:
 
     def read(self, one: WorkingSet) -> list[int]:
         """Return the tokens whose state its pages hold."""
-        read = [token for page in one.pages for token in self.memory[page]]
+        read = [token for page in one.pages for token in self.contents[page]]
         return read[: one.computed]
 
     def release(self, one: WorkingSet) -> None:
         self.sets.remove(one)
         one.release()
 
-    def copy(self, source: PageSlot, target: PageSlot) -> None:
+    def copy(self, source_id: PageSlot, target_id: PageSlot) -> None:
         self.copies += 1
-        self.memory[target] = self.memory[source][:]
+        self.contents[target_id] = self.contents[source_id][:]
+
+    def copy_state(self, source_slot: StateSlot, target_slot: StateSlot) -> None:
+        raise AssertionError(f"slot {source_slot} was copied to {target_slot}")
 
     def check(self) -> None:
         self.table.check([one.pages for one in self.sets])
@@ -167,7 +170,7 @@ def make(tokenizer: Tokenizer, pages: int = 64, **options: Any) -> Driver:
         tokenizer,
         pages=pages,
         page_tokens=PAGE,
-        copy_page=runner.copy,
+        memory=runner,
         **({"eos": 999} | options),
     )
 

@@ -10,12 +10,14 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from pie.policies.manager import RetentionManager
 from pie.tokens.tokenizer import Tokenizer
 from pie.wire.messages import FinishReason, Sampling
 from pie.worker.arena import Arena
 from pie.worker.batch import Batch, LogitRows, Pass
 from pie.worker.model import Model
 from pie.worker.runner import Runner
+from pie.worker.state_table import StateTable
 from tests.support.models import VOCAB_SIZE, tiny_model, tiny_module
 from tests.worker.engine.driver import EOS, GREEDY, Answer, Driver
 
@@ -47,8 +49,26 @@ def make(kind: str, tokenizer: Tokenizer) -> Callable[..., Served]:
 class Served(Driver):
     """A driver over a real model."""
 
-    def __init__(self, model: Model, tokenizer: Tokenizer, pages: int, **options: Any) -> None:
-        self.arena = Arena(model.layout, pages)
+    def __init__(
+        self,
+        model: Model,
+        tokenizer: Tokenizer,
+        pages: int,
+        *,
+        slots: int = 0,
+        stride_pages: int = 4,
+        **options: Any,
+    ) -> None:
+        pages = pages if model.specs else 0
+        self.arena = Arena(model.layout, pages, state_slots=slots)
+        states = None
+        if model.states:
+            states = StateTable(
+                slots,
+                state_bytes=model.layout.state_bytes,
+                stride_pages=stride_pages,
+                retention=RetentionManager(),
+            )
         super().__init__(
             Runner(model, self.arena),
             tokenizer,
@@ -56,8 +76,9 @@ class Served(Driver):
             page_tokens=PAGE,
             page_bytes=self.arena.page_bytes,
             root=model.model_root,
-            context_tokens=min(model.context_tokens, pages * PAGE),
-            copy_page=self.arena.copy,
+            context_tokens=min(model.context_tokens, pages * PAGE or 1000),
+            memory=self.arena,
+            states=states,
             **options,
         )
 

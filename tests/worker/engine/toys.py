@@ -67,8 +67,11 @@ class ToyRunner:
         rows = [range(i, i + 1) for i in range(len(batch.passes))]
         return StepOutput(logits, rows, [None] * len(rows))
 
-    def copy(self, source: int, target: int) -> None:
-        self.memory[target] = self.memory[source]
+    def copy(self, source_id: int, target_id: int) -> None:
+        self.memory[target_id] = self.memory[source_id]
+
+    def copy_state(self, source_slot: int, target_slot: int) -> None:
+        raise AssertionError(f"slot {source_slot} was copied to {target_slot}")
 
     def export(self, page_id: int, part: Part) -> memoryview:
         assert part is Part.FULL

@@ -6,11 +6,13 @@ import threading
 
 import pytest
 import torch
+from hypothesis import given, strategies as st
 
 from pie.page.events import Part
-from pie.page.layout import LayerSpec, PageLayout
+from pie.page.layout import LayerSpec, PageLayout, StateSpec
 from pie.worker.arena import Arena
-from pie.worker.errors import NotEnoughMemory, UnsupportedModel
+from pie.worker.budget import split_budget
+from pie.worker.errors import NotEnoughMemory
 
 PAGE_TOKENS = 4
 
@@ -22,15 +24,21 @@ def layout(*layers: LayerSpec, dtype: str = "float32") -> PageLayout:
 FULL = LayerSpec(Part.FULL, kv_heads=2, key_dim=8, value_dim=8)
 WIDE = LayerSpec(Part.FULL, kv_heads=1, key_dim=8, value_dim=4)
 WINDOW = LayerSpec(Part.WINDOW, kv_heads=2, key_dim=8, value_dim=8, window=6)
+STATE = LayerSpec(
+    Part.STATE, states=(StateSpec((6, 4), "bfloat16"), StateSpec((3, 4, 5), "float32"))
+)
 
 LAYOUTS = {
     "uniform": layout(FULL, FULL, FULL),
     "mixed": layout(WINDOW, FULL, WINDOW, WIDE, FULL),
     "half": layout(FULL, WINDOW, dtype="bfloat16"),
+    "hybrid": layout(STATE, FULL, STATE, dtype="bfloat16"),
+    "recurrent": layout(STATE, STATE),
 }
+PAGED = {name: one for name, one in LAYOUTS.items() if not one.state_bytes}
 
 
-@pytest.fixture(params=list(LAYOUTS.values()), ids=list(LAYOUTS))
+@pytest.fixture(params=list(PAGED.values()), ids=list(PAGED))
 def filled(request: pytest.FixtureRequest) -> Arena:
     arena = Arena(request.param, 5)
     for tensors in (arena.keys, arena.values):
@@ -88,29 +96,88 @@ def test_a_payload_of_another_size_is_refused(filled: Arena, change: int) -> Non
         filled.load(0, Part.FULL, wrong)
 
 
-def test_a_budget_is_never_exceeded() -> None:
-    made = LAYOUTS["mixed"]
-    arena = Arena.from_budget(made, 10 * made.page_bytes + made.page_bytes - 1)
-    held = sum(t.untyped_storage().nbytes() for t in {id(t): t for t in _storages(arena)}.values())
-    assert arena.num_pages == 10
-    assert held == arena.bytes <= 11 * made.page_bytes - 1
+@pytest.mark.parametrize("name", list(LAYOUTS))
+@given(budget=st.integers(20_000, 200_000), share=st.floats(0.1, 0.9), running=st.integers(1, 20))
+def test_a_budget_is_never_exceeded(name: str, budget: int, share: float, running: int) -> None:
+    made = LAYOUTS[name]
+    shares = split_budget(made, budget, state_share=share, max_running=running)
+    arena = Arena(made, shares.pages, state_slots=shares.state_slots)
+    held = sum(tensor.untyped_storage().nbytes() for tensor in _storages(arena))
+    assert held == arena.bytes <= budget
+    if not made.state_bytes or not made.attention_parts:
+        assert budget - arena.bytes < made.page_bytes + made.state_bytes
+
+
+def test_states_take_their_share_and_no_more_than_is_of_use() -> None:
+    made, running = LAYOUTS["hybrid"], 4
+    page, state = made.page_bytes, made.state_bytes
+    many = split_budget(made, 100 * (page + state), state_share=0.1, max_running=running)
+    assert many.state_slots == 10 * (page + state) // state
+    few = split_budget(made, 100 * (page + state), state_share=0.99, max_running=running)
+    assert few.state_slots <= few.pages + 2 * running
+    assert few.state_slots * state < 0.9 * 100 * (page + state)
 
 
 def _storages(arena: Arena) -> list[torch.Tensor]:
     seen: dict[int, torch.Tensor] = {}
-    for tensor in (*arena.keys, *arena.values):
+    for tensor in (*arena.keys, *arena.values, *arena.states):
         seen.setdefault(tensor.untyped_storage().data_ptr(), tensor)
     return list(seen.values())
 
 
 def test_a_budget_of_less_than_a_page_is_one_clear_sentence() -> None:
     with pytest.raises(NotEnoughMemory, match="device_kv_budget"):
-        Arena.from_budget(LAYOUTS["uniform"], 100)
+        Arena(LAYOUTS["uniform"], 0)
 
 
-def test_recurrent_states_are_refused() -> None:
-    with pytest.raises(UnsupportedModel, match="recurrent"):
-        Arena(layout(FULL, LayerSpec(Part.STATE, states=((4, 4),))), 2)
+def test_a_budget_of_less_than_two_states_is_one_clear_sentence() -> None:
+    for name, pages in (("recurrent", 0), ("hybrid", 4)):
+        with pytest.raises(NotEnoughMemory, match=r"2 recurrent states of .* device_kv_budget"):
+            Arena(LAYOUTS[name], pages, state_slots=1)
+
+
+def test_a_states_payload_is_the_states_in_order() -> None:
+    arena = _with_states("hybrid")
+    expected = b"".join(
+        state[2].contiguous().view(torch.uint8).numpy().tobytes() for state in arena.states
+    )
+    payload = bytes(arena.export(2, Part.STATE))
+    assert payload == expected
+    assert len(payload) == arena.layout.state_bytes
+
+
+@pytest.mark.parametrize("name", ["hybrid", "recurrent"])
+def test_states_go_from_one_arena_to_another(name: str) -> None:
+    arena, other = _with_states(name), _with_states(name)
+    other.load(0, Part.STATE, arena.export(3, Part.STATE))
+    for mine, theirs in zip(arena.states, other.states, strict=True):
+        assert torch.equal(mine[3], theirs[0])
+        assert not torch.equal(mine[1], theirs[1])
+
+
+def test_states_of_another_size_are_refused() -> None:
+    arena = _with_states("hybrid")
+    with pytest.raises(ValueError, match="state payload has"):
+        arena.load(0, Part.STATE, bytes(arena.export(0, Part.STATE))[:-1])
+
+
+def test_a_copied_state_leaves_pages_and_other_slots_alone() -> None:
+    arena = _with_states("hybrid")
+    before = [tensor.clone() for tensor in (*arena.keys, *arena.states)]
+    arena.copy_state(1, 3)
+    for tensor, old in zip(arena.keys, before, strict=False):
+        assert torch.equal(tensor, old)
+    for state, old in zip(arena.states, before[len(arena.keys) :], strict=True):
+        assert torch.equal(state[3], old[1])
+        assert torch.equal(state[:3], old[:3])
+
+
+def _with_states(name: str) -> Arena:
+    layout = LAYOUTS[name]
+    arena = Arena(layout, 2 if layout.attention_parts else 0, state_slots=4)
+    for state in arena.states:
+        state.copy_(torch.randn(state.shape))
+    return arena
 
 
 def test_pages_are_exported_while_others_are_written() -> None:

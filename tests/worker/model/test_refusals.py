@@ -13,11 +13,11 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
 from pie.worker import memory
 from pie.worker.errors import ModelNotFound, NotEnoughMemory, UnsupportedModel
 from pie.worker.model import Model, describe, load_model
-from pie.worker.purity import check_config, context_limit
+from pie.worker.purity import UNNAMED_CONTEXT_TOKENS, check_config, context_limit
 from pie.worker.selfcheck import verify
 from pie.worker.settings import ModelSettings
 from pie.worker.sources import ModelFolder
-from tests.support.models import CONFIGS, save_tiny, tiny_model
+from tests.support.models import CONFIGS, RECURRENT, STEPPED, save_tiny, tiny_model
 
 SMALL: dict[str, Any] = {
     "vocab_size": 211,
@@ -44,8 +44,6 @@ def described(config: PreTrainedConfig) -> Model:
     ("kind", "settings", "said"),
     [
         ("T5Config", {"d_model": 64, "num_layers": 1}, "encoder-decoder"),
-        ("BloomConfig", {"hidden_size": 64, "n_head": 4}, "attention interface"),
-        ("Mamba2Config", {"hidden_size": 64, "num_heads": 8, "head_dim": 16}, "linear_attention"),
         ("ViTConfig", {}, "not a causal language model"),
         ("Llama4TextConfig", {**SMALL, "attention_chunk_size": 16}, "chunked_attention"),
     ],
@@ -66,6 +64,20 @@ def test_attention_to_later_tokens_is_refused() -> None:
         intermediate_size=64,
     )
     with pytest.raises(UnsupportedModel, match="causal"):
+        described(config)
+
+
+def test_attention_past_transformers_interface_is_refused() -> None:
+    config = transformers.BloomConfig(vocab_size=211, hidden_size=64, n_head=4, n_layer=2)
+    with pytest.raises(UnsupportedModel, match="attention interface"):
+        described(config)
+
+
+def test_a_state_kept_out_of_the_cache_is_refused() -> None:
+    config = transformers.RecurrentGemmaConfig(
+        **{**SMALL, "num_hidden_layers": 3}, attention_window_size=32
+    )
+    with pytest.raises(UnsupportedModel, match=r"layers \[0, 1\] keep neither"):
         described(config)
 
 
@@ -96,9 +108,37 @@ def test_a_compressed_cache_is_refused() -> None:
         described(config)
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("kind", [*CONFIGS, *RECURRENT])
 def test_what_is_served_passes_its_own_check(kind: str) -> None:
-    verify(tiny_model(kind))
+    assert not verify(tiny_model(kind)).stepped
+
+
+@pytest.mark.parametrize("spread", [0.2, 0.02])
+@pytest.mark.parametrize("kind", STEPPED)
+def test_a_model_whose_code_loses_its_state_is_stepped(
+    kind: str, spread: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether its logits show much of it, as with a wide spread of weights, or not."""
+    config = STEPPED[kind]()
+    config.initializer_range = spread
+    assert verify(described(config)).stepped
+    assert "token by token" in caplog.text
+
+
+def test_a_model_that_loses_its_state_even_stepped_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = tiny_model("mamba2")
+    real = model.module.forward
+
+    def forgetful(*args: Any, cache: Any = None, **kwargs: Any) -> Any:
+        for layer in () if cache is None else cache.layers:
+            layer.has_previous_state[0] = False
+        return real(*args, cache=cache, **kwargs)
+
+    monkeypatch.setattr(model.module, "forward", forgetful)
+    with pytest.raises(UnsupportedModel, match="otherwise than transformers"):
+        verify(model)
 
 
 def test_a_model_that_computes_otherwise_over_pages_is_refused(
@@ -151,6 +191,12 @@ def test_positions_that_depend_on_the_length_end_the_context(
     rope: dict[str, Any], limit: int
 ) -> None:
     assert context_limit(LlamaConfig(**SMALL, rope_parameters=rope)) == limit
+
+
+def test_a_model_that_names_no_context_has_a_bound_all_the_same() -> None:
+    config = RECURRENT["mamba2"]()
+    assert context_limit(config) == UNNAMED_CONTEXT_TOKENS
+    assert context_limit(config, 100_000) == 100_000
 
 
 def test_settings_may_shorten_a_context_and_not_lengthen_it(tmp_path: Path) -> None:
