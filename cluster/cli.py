@@ -45,7 +45,16 @@ ConfigFile = Annotated[
 
 def main() -> None:
     """Run the `pie` command."""
-    app()
+    try:
+        app()
+    except SystemExit as ended:
+        # What Ray does when the interpreter ends writes into the folder that the guard has removed,
+        # waits for parts that are gone, and can crash: there is nothing left for it to do.
+        if "ray" in sys.modules:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(ended.code if isinstance(ended.code, int) else 1)
+        raise
 
 
 def _version(wanted: bool) -> None:

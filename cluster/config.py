@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
 from pie.cluster.errors import ConfigError
@@ -31,6 +31,7 @@ ENV_PREFIX = "PIE_"
 _ENV_SEPARATOR = "__"
 _MAX_FILE_BYTES = 1 << 20
 _SHOWN_CHARS = 80
+_BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
 
 Key = tuple[str, ...]
 
@@ -210,10 +211,24 @@ def _describe(details: ErrorDetails, origins: Mapping[Key, str]) -> str:
         if len(location) == 1:
             return f"{place}: {_unknown('section', location[0], known)}"
         return f"{place}: {_unknown('key', location[-1], known[location[0]].model_fields)}"
-    message = details["msg"].removeprefix("Value error, ")
-    message = message[:1].lower() + message[1:]
+    message = _said(details, location)
     got = "" if _is_secret(location) else f" (got {_shortened(details['input'])})"
     return f"{place}: {name}: {message}{got}"
+
+
+def _said(details: ErrorDetails, location: Key) -> str:
+    """Say what is wrong, in the words of the setting where pydantic has none that help."""
+    settings = sections().get(location[0])
+    field = settings.model_fields.get(location[1]) if settings and len(location) > 1 else None
+    if field is not None and details["type"] == "string_pattern_mismatch":
+        return f"cannot be this. {field.description}"
+    for name, word in _BOUNDS.items():
+        bound = details.get("ctx", {}).get(name)
+        if field is not None and bound is not None:
+            is_size = field.annotation is ByteSize
+            return f"must be {word} {ByteSize(bound).human_readable() if is_size else bound}"
+    message = details["msg"].removeprefix("Value error, ")
+    return message[:1].lower() + message[1:]
 
 
 def _section_place(location: Key, origins: Mapping[Key, str]) -> str:

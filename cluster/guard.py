@@ -9,7 +9,7 @@ A process belongs to the run when it carries the run's mark in its environment, 
 below the starter: Ray's processes write their title over their environment, and those whose parent
 died are nobody's children.
 
-Run as `python -m pie.cluster.guard MARK FOLDER`. Does not cover stopping in good order
+Run as `python -m pie.cluster.guard PID MARK FOLDER`, by process PID. Does not cover stopping in good order
 (`pie.cluster.launch`): what is still there when the guard acts is ended at once.
 """
 
@@ -35,8 +35,10 @@ _STARTING_LOOK_S = 0.25
 _LOOK_S = 2.0
 """How often the guard looks for new processes; a look takes 5 ms."""
 
-_SWEEPS = 50
+_SWEEPS = 100
 _SWEEP_PAUSE_S = 0.1
+_CLEAN_SWEEPS = 3
+"""Sweeps in a row that find nothing, after which nothing is taken to come any more."""
 _GRACE_S = 2.0
 
 
@@ -49,9 +51,39 @@ class Guard:
     """
 
     def __init__(self, mark: str, folder: Path) -> None:
+        self._mark = mark
+        self._folder = folder
+        self._process = self._start()
+
+    @property
+    def pid(self) -> int:
+        """The guard's process."""
+        return self._process.pid
+
+    def watch(self) -> bool:
+        """Start a guard anew where it was killed; say whether that was so."""
+        if self._process.poll() is None:
+            return False
+        self._end()
+        self._process = self._start()
+        return True
+
+    def release(self, timeout_s: float = 20.0) -> None:
+        """Let the guard clean up, and wait until it has; clean up here where it does not."""
+        if self._end(timeout_s) != 0:
+            clean_up(self._mark, self._folder, _descendants(psutil.Process()))
+
+    def _start(self) -> subprocess.Popen[bytes]:
         environment = {k: v for k, v in os.environ.items() if k != MARK_VARIABLE}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "pie.cluster.guard", mark, str(folder)],
+        return subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "pie.cluster.guard",
+                str(os.getpid()),
+                self._mark,
+                str(self._folder),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -59,15 +91,15 @@ class Guard:
             env=environment,
         )
 
-    def release(self, timeout_s: float = 20.0) -> None:
-        """Let the guard clean up, and wait until it has."""
+    def _end(self, timeout_s: float = 0.0) -> int:
+        """Close the pipe, wait for the end, and return the exit code; negative where it was killed."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
-            self._process.wait(timeout_s)
+            return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
+            return self._process.wait()
 
 
 def marked_processes(mark: str) -> list[psutil.Process]:
@@ -98,6 +130,7 @@ def clean_up(
     """
     seen = set(seen)
     asked_at_s = time.monotonic()
+    clean = 0
     for _ in range(_SWEEPS):
         for process in [*seen]:
             seen |= _descendants(process)
@@ -106,33 +139,52 @@ def clean_up(
             for process in {*seen, *marked_processes(mark)}
             if process.pid not in {spare_pid, os.getpid()} and _lives(process)
         ]
-        if not left:
-            break
         late = time.monotonic() - asked_at_s > _GRACE_S
         for process in left:
             try:
                 process.send_signal(signal.SIGKILL if late else signal.SIGTERM)
             except psutil.Error:
                 continue
-        psutil.wait_procs(left, timeout=_SWEEP_PAUSE_S)
+        if left:
+            psutil.wait_procs(left, timeout=_SWEEP_PAUSE_S)
+        # A process that was starting may write into the folder once more, and so make it anew.
+        clean = 0 if left or folder.exists() else clean + 1
+        if clean >= _CLEAN_SWEEPS:
+            return
+        if not left:
+            shutil.rmtree(folder, ignore_errors=True)
+            time.sleep(_SWEEP_PAUSE_S)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def main() -> None:
     """Wait for the pipe on standard input to close, then clean up."""
-    mark, folder = sys.argv[1:]
+    pid, mark, folder = sys.argv[1:]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    starter = psutil.Process(os.getppid())
+    starter = _starter(int(pid))
     seen: set[psutil.Process] = set()
     started_s = time.monotonic()
     open_ = True
     while open_:
-        seen = {process for process in seen | _descendants(starter) if _lives(process)}
+        if starter is not None:
+            seen = {process for process in seen | _descendants(starter) if _lives(process)}
         starting = time.monotonic() - started_s < _START_S
         ready, _, _ = select.select([sys.stdin], [], [], _STARTING_LOOK_S if starting else _LOOK_S)
         open_ = not ready or bool(sys.stdin.buffer.read(1))
-    clean_up(mark, Path(folder), seen, spare_pid=starter.pid)
+    clean_up(mark, Path(folder), seen, spare_pid=int(pid))
+
+
+def _starter(pid: int) -> psutil.Process | None:
+    """Return the process that started this one, or None where it is gone already.
+
+    Whoever took its place as our parent is the parent of much else.
+    """
+    try:
+        starter = psutil.Process(pid)
+    except psutil.Error:
+        return None
+    return starter if os.getppid() == pid else None
 
 
 def _descendants(process: psutil.Process) -> set[psutil.Process]:

@@ -124,7 +124,10 @@ class Host:
             self._service, address = await self._start(self._progress)
         except self._expected as error:
             self._state = State(Phase.FAILED, str(error))
-        except Exception as error:
+        except asyncio.CancelledError:
+            raise
+        # What a user's module may raise would end the loop and leave the state as it is for ever.
+        except BaseException as error:
             log.exception("%s failed to start", self._name)
             self._state = State(Phase.FAILED, f"{type(error).__name__}: {error}", expected=False)
         else:

@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING
 import httpx
 import psutil
 
-from pie.cluster import ray_environment
+from pie.cluster import preflight, ray_environment
 from pie.cluster.actors import PoolActor, RouterActor, WorkerActor
 from pie.cluster.config import PieConfig
-from pie.cluster.errors import StartError
+from pie.cluster.errors import ConfigError, StartError
 from pie.cluster.guard import MARK_VARIABLE, Guard
 from pie.cluster.host import Phase, State
 from pie.cluster.secret import kept_secret, new_secret
@@ -36,8 +36,6 @@ from pie.index.errors import PageIndexError, ServerError
 from pie.index.lease import Lease
 from pie.index.server import EmbeddedServer
 from pie.page.events import PlaceId
-from pie.policies.errors import PolicyFileError
-from pie.policies.loader import load_policy_file
 
 if TYPE_CHECKING:
     from pie.cluster.ray_runtime import Actor, RayRuntime
@@ -93,7 +91,8 @@ class Cluster:
     """
 
     def __init__(self, config: PieConfig, report: Report = lambda _part, _what: None) -> None:
-        self._config = config
+        # Ray starts processes where it likes; a path in `pie.toml` is meant from here.
+        self._config = preflight.absolute(config)
         self._report = report
         self._folder = _make_folder()
         self._mark = uuid.uuid4().hex
@@ -170,8 +169,13 @@ class Cluster:
             StartError: A part failed in a way that starting again will not mend.
         """
         assert self._ray is not None
-        if not self._ray.alive():
-            raise StartError("Ray's own processes have ended; was the whole process group killed?")
+        if ended := self._ray.ended():
+            raise StartError(
+                f"Ray's {' and '.join(ended)} ended, without which nothing runs; was it killed, or "
+                "the machine out of memory?"
+            )
+        if self._guard.watch():
+            log.warning("the guard was killed and is started again")
         self._watch_index()
         self._keep_lease()
         for part in self.parts:
@@ -236,39 +240,16 @@ class Cluster:
 
     def _check(self) -> None:
         """Find what can be found wrong before anything is started."""
+        found = preflight.problems(self._config)
+        if found:
+            raise ConfigError(found)
+        router = self._config.router
         try:
-            load_policy_file(self._config.policies.file)
-        except PolicyFileError as error:
-            raise StartError(str(error)) from error
-        source = self._config.model.source
-        is_path = source.startswith((".", "/", "~")) or source.endswith(".gguf")
-        if is_path and not Path(source).expanduser().exists():
-            raise StartError(f"model.source: there is no folder or file {source!r}")
-        router = self._router_settings
-        family = socket.AF_INET6 if ":" in router.host else socket.AF_INET
-        with contextlib.closing(socket.socket(family)) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((router.host, router.port))
-                # A router that is started again keeps its port, also where any free one will do.
-                port = probe.getsockname()[1]
-                self._router_settings = router.model_copy(update={"port": port})
-            except OSError as error:
-                raise StartError(
-                    f"{router.host}:{router.port} cannot be listened on ({error.strerror}): "
-                    "set another router.port, or --port 0 for any free one"
-                ) from error
-        wanted = (
-            self._config.cluster.workers * self._config.model.device_kv_budget
-            + self._config.pool.nodes * self._config.pool.ram_budget
-        )
-        free = psutil.virtual_memory().available
-        if wanted > free:
-            raise StartError(
-                f"the page budgets need {wanted / 2**30:.1f} GiB and {free / 2**30:.1f} GiB of "
-                "memory are free: lower model.device_kv_budget, pool.ram_budget or "
-                "cluster.workers"
-            )
+            # A router that is started again keeps its port, also where any free one will do.
+            port = preflight.listened(router.host, router.port)
+        except OSError as error:
+            raise StartError(f"{router.host}: no port is free ({error.strerror})") from error
+        self._router_settings = router.model_copy(update={"port": port})
 
     def _start_index(self) -> None:
         if self._index_url:
@@ -299,11 +280,7 @@ class Cluster:
 
     def _keep_lease(self) -> None:
         assert self._lease is not None
-        try:
-            other = self._lease.keep()
-        except PageIndexError as error:
-            log.warning("the cluster's lease could not be kept: %s", error)
-            return
+        other = self._lease.renew()
         if other is not None:
             raise StartError(f"another cluster ({other}) has taken over this index")
 
@@ -331,11 +308,9 @@ class Cluster:
 
     def _make_parts(self, ray: RayRuntime) -> None:
         config = self._config
-        # Ray starts processes where it likes; a path in `pie.toml` is meant from here.
-        folders = tuple(folder.absolute() for folder in config.pool.disk_folders)
-        pool = config.pool.model_copy(update={"disk_folders": folders})
+        pool = config.pool
         if pool.nodes and pool.disk_budget:
-            self._secret = kept_secret(folders[0])
+            self._secret = kept_secret(pool.disk_folders[0])
         common = {
             "index": config.index,
             "index_url": self._index_url,

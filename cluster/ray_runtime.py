@@ -10,18 +10,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
-import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 import psutil
 import ray
 import ray.exceptions
-from ray._private import services
+from ray._private import services, utils as ray_utils
 from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -59,8 +57,12 @@ class Actor(Protocol):
 
 _OBJECT_STORE_BYTES = 80 << 20
 """The least that Ray takes: pages and tokens travel on Pie's own wire."""
-_PROBE_TIMEOUT_S = 5.0
-_STOP_EXTRA_S = 20.0
+_STOP_EXTRA_S = 10.0
+"""Longest that a part may take to close, beside the time that it drains."""
+_ANSWER_S = 5.0
+"""A part that answers nothing for so long, while it stops, is ended without it."""
+_END_S = 8.0
+"""Longest that Ray may take to end actors, or itself; it takes 2 s."""
 _POLL_S = 0.2
 
 
@@ -77,6 +79,8 @@ class RayRuntime:
 
     def __init__(self, address: str, folder: Path) -> None:
         private: dict[str, Any] = {
+            # Whatever RAY_ADDRESS says.
+            "address": "local",
             "num_cpus": os.cpu_count(),
             "include_dashboard": False,
             "object_store_memory": _OBJECT_STORE_BYTES,
@@ -84,8 +88,6 @@ class RayRuntime:
             "_node_ip_address": "127.0.0.1",
         }
         joined = {"address": address}
-        if address:
-            _probe(address)
         try:
             with (
                 uninterrupted(),
@@ -106,15 +108,17 @@ class RayRuntime:
             # Nobody else knows of this Ray; the interpreter crashes if it ends beside a running one.
             ray.shutdown()
             raise
+        self._given_up = False
         self._node_id = ray.get_runtime_context().get_node_id()
-        self._processes = [] if address else _processes_of_ray()
+        self._processes = {} if address else _processes_of_ray()
 
     def alive(self) -> bool:
-        """Whether a private Ray's own processes live; calls would wait a minute for a dead one."""
-        return all(
-            process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-            for process in self._processes
-        )
+        """Whether Ray answers; calls would wait for long where a process of its own is gone."""
+        return not self._given_up and not self.ended()
+
+    def ended(self) -> list[str]:
+        """Return the names of those of a private Ray's own processes that have ended."""
+        return [name for name, process in self._processes.items() if not _lives(process)]
 
     def actor(self, kind: type, *args: object, **kwargs: object) -> Actor:
         """Make an actor on this node that Ray starts again whenever it dies."""
@@ -144,26 +148,45 @@ class RayRuntime:
         return state
 
     def stop(self, handles: Sequence[Actor], drain_s: float) -> None:
-        """Stop actors side by side: each drains for at most `drain_s`, then its process ends."""
+        """Stop actors side by side: each drains for at most `drain_s`, then its process ends.
+
+        One that no longer answers, because it hangs or was halted, is not waited for.
+        """
         if not self.alive():
             return
         with uninterrupted():
-            calls = [handle.stop.remote(drain_s) for handle in handles]
+            stopping = {handle.stop.remote(drain_s): handle for handle in handles}
         deadline_s = time.monotonic() + drain_s + _STOP_EXTRA_S
-        while calls and self.alive() and time.monotonic() < deadline_s:
+        while stopping and self.alive() and time.monotonic() < deadline_s:
             with uninterrupted():
-                _, calls = _wait(calls, _POLL_S)
-        if not self.alive():
-            return
-        for handle in handles:
-            with uninterrupted():
+                asked = {handle.pid.remote(): stop for stop, handle in stopping.items()}
+                _, silent = _wait([*asked], _ANSWER_S)
+            for one in silent:
+                del stopping[asked[one]]
+            if stopping:
+                with uninterrupted():
+                    _, left = _wait([*stopping], _POLL_S)
+                stopping = {stop: stopping[stop] for stop in left}
+
+        def kill() -> None:
+            for handle in handles:
                 ray.kill(cast(ActorHandle[Any], handle))
 
-    def close(self) -> None:
-        """Disconnect, and end a private Ray."""
         if self.alive():
-            with uninterrupted():
-                ray.shutdown()
+            self._within(kill)
+
+    def close(self) -> None:
+        """Disconnect, and end a private Ray; one that does not answer is left to the guard."""
+        if self.alive():
+            self._within(ray.shutdown)
+
+    def _within(self, call: Callable[[], None]) -> None:
+        """Carry out what has no time limit of its own; past ours, Ray is given up."""
+        thread = threading.Thread(target=call, name="pie-ray-end", daemon=True)
+        with uninterrupted():
+            thread.start()
+            thread.join(_END_S)
+        self._given_up = thread.is_alive()
 
 
 @contextlib.contextmanager
@@ -177,21 +200,18 @@ def _loopback() -> Iterator[None]:
         services.resolve_ip_for_localhost = before
 
 
-def _probe(address: str) -> None:
-    """Find out in time that nobody listens: Ray would try for long, then end this process."""
-    host, separator, port = address.rpartition(":")
-    if not separator or not port.isdecimal():
-        raise StartError(f"cluster.ray_address {address!r} is not HOST:PORT")
-    try:
-        socket.create_connection((host, int(port)), timeout=_PROBE_TIMEOUT_S).close()
-    except OSError as error:
-        raise StartError(f"no Ray answers at {address}: {error.strerror or error}") from error
-
-
-def _processes_of_ray() -> list[psutil.Process]:
-    """Return the processes of a private Ray without which nothing answers."""
+def _processes_of_ray() -> dict[str, psutil.Process]:
+    """Return the processes of a private Ray without which nothing answers, by name."""
     names = {"gcs_server", "raylet"}
-    return [child for child in psutil.Process().children() if child.name() in names]
+    children = ((child.name(), child) for child in psutil.Process().children())
+    return {name: child for name, child in children if name in names}
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
 
 
 def _get(reference: object, timeout_s: float) -> object:
@@ -209,19 +229,10 @@ def _wait(references: list[object], timeout_s: float) -> tuple[list[object], lis
 
 @contextlib.contextmanager
 def _own_signals() -> Iterator[None]:
-    """Keep the handlers that were there: Ray sets its own for SIGTERM, which calls `sys.exit`."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    before = {number: signal.getsignal(number) for number in numbers}
-    asked = False
+    """Keep our handler of SIGTERM: Ray's own ends `ray.init` where it stands, and the process crashes."""
+    before = ray_utils.set_sigterm_handler
+    ray_utils.set_sigterm_handler = lambda _handler: None
     try:
         yield
-    except SystemExit:
-        asked = True  # A SIGTERM that came while Ray's handler was in place.
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if asked:
-        signal.raise_signal(signal.SIGTERM)
+        ray_utils.set_sigterm_handler = before

@@ -91,17 +91,21 @@ def _section(name: str, settings: type[BaseModel]) -> str:
 
 
 def _type(field: FieldInfo) -> str:
+    def bound(value: object) -> str:
+        sized = field.annotation is ByteSize and isinstance(value, int) and value
+        return _size(value) if sized and isinstance(value, int) else str(value)
+
     bounds = []
     for item in field.metadata:
         match item:
             case annotated_types.Ge(ge=low):
-                bounds.append(f"≥ {low}")
+                bounds.append(f"≥ {bound(low)}")
             case annotated_types.Gt(gt=low):
-                bounds.append(f"> {low}")
+                bounds.append(f"> {bound(low)}")
             case annotated_types.Le(le=high):
-                bounds.append(f"≤ {high}")
+                bounds.append(f"≤ {bound(high)}")
             case annotated_types.Lt(lt=high):
-                bounds.append(f"< {high}")
+                bounds.append(f"< {bound(high)}")
     return ", ".join([_type_name(field.annotation), *bounds])
 
 
@@ -131,9 +135,11 @@ def _type_name(annotation: object) -> str:
     return _NAMES.get(annotation, getattr(annotation, "__name__", str(annotation)))
 
 
+_UNITS = {"PiB": 1 << 50, "TiB": 1 << 40, "GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10}
+
+
 def _size(value: int) -> str:
-    for unit in ("GiB", "MiB", "KiB"):
-        scale = {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10}[unit]
+    for unit, scale in _UNITS.items():
         if value and value % scale == 0:
             return f"{value // scale}{unit}"
     return f"{value}B"

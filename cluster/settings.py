@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class ClusterSettings(BaseModel):
     """How many workers run, and what holds them together."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     workers: int = Field(default=2, ge=1, le=64, description="Workers, one model copy each.")
     ray_address: str = Field(

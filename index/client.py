@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 from asyncio import timeout
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
@@ -32,7 +32,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import OutOfMemoryError, ReadOnlyError, ResponseError
 from redis.retry import Retry
 
-from pie.index.errors import IndexRefusedError, IndexUnavailableError
+from pie.index.errors import IndexRefusedError, IndexStrangeError, IndexUnavailableError
 from pie.index.settings import IndexSettings
 
 _FIRST_WAIT_S = 0.05
@@ -104,15 +104,30 @@ def make_client(url: str, settings: IndexSettings) -> redis.Redis:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Turn whatever a Redis client raises into `IndexUnavailableError` or `IndexRefusedError`."""
+    """Turn whatever a Redis client raises into `IndexUnavailableError` or what is below it."""
     try:
         yield
     except (TimeoutError, redis.RedisError, OSError) as error:
         said = f"Redis: {str(error) or 'no answer in time'}"
+        if is_strange(error):
+            raise IndexStrangeError(said) from error
         passing = isinstance(error, OutOfMemoryError | ReadOnlyError)
         if isinstance(error, ResponseError) and not passing:
             raise IndexRefusedError(said) from error
         raise IndexUnavailableError(said) from error
+
+
+def is_strange(answer: object) -> bool:
+    """Say whether Redis answered that a key holds something of another type than ours."""
+    # Where it was a script that came upon it, an older Redis has the word in the middle.
+    return isinstance(answer, ResponseError) and "WRONGTYPE" in str(answer)
+
+
+def raise_others(answers: Iterable[object]) -> None:
+    """Raise the first of several answers that is an error, unless it is that a key is strange."""
+    for answer in answers:
+        if isinstance(answer, Exception) and not is_strange(answer):
+            raise answer
 
 
 @asynccontextmanager

@@ -41,4 +41,6 @@ async def next_epoch(
         log.warning("the clock alone numbers this start of %s: %s", place, error)
     finally:
         await client.aclose()
-    return Epoch(max(clock_ns(), 0 if known is None else int(known) + 1))
+    # Somebody else may have written there.
+    last = int(known) if isinstance(known, bytes) and known.isdigit() else -1
+    return Epoch(max(clock_ns(), last + 1))

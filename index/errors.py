@@ -3,6 +3,7 @@
     PageIndexError
     ├── IndexUnavailableError   Redis cannot be reached, or did not answer in time
     │   └── IndexRefusedError   Redis answered that it will not do what was asked
+    │       └── IndexStrangeError  a key holds something of another type than ours
     ├── PlaceFencedError        a later start of the same place has taken over
     └── ServerError             the embedded server did not start, or stopped by itself
 
@@ -22,6 +23,10 @@ class IndexUnavailableError(PageIndexError):
 
 class IndexRefusedError(IndexUnavailableError):
     """Redis answered that it will not do what was asked; asking the same again may not help."""
+
+
+class IndexStrangeError(IndexRefusedError):
+    """A key of ours holds something of another type: somebody else has written there."""
 
 
 class PlaceFencedError(PageIndexError):

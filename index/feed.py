@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from pie.index.client import Backoff, asking, make_async_client
+from pie.index.client import Backoff, asking, is_strange, make_async_client, raise_others
 from pie.index.contract import IndexMode
-from pie.index.errors import IndexUnavailableError
+from pie.index.errors import IndexStrangeError, IndexUnavailableError
 from pie.index.mirror import Applied, Mirror
 from pie.index.names import PlaceKeys, parse_stream_id, places_key, stream_id
 from pie.index.reading import (
@@ -31,6 +31,7 @@ from pie.index.reading import (
 )
 from pie.index.settings import IndexSettings
 from pie.index.tasks import end
+from pie.index.trouble import Trouble
 from pie.page.events import PlaceId
 
 log = logging.getLogger("pie.index.feed")
@@ -110,6 +111,9 @@ class MirrorFeed:
         )
         self._places_key = places_key(self._settings.key_prefix)
         self._followed: dict[PlaceId, _Followed] = {}
+        self._strange: set[PlaceId] = set()
+        """Places whose keys hold what is not understood; said once."""
+        self._listing = Trouble(log)
         self._reads = asyncio.Semaphore(_READS_AT_ONCE)
         self._reachable = False
         self._looked = False
@@ -175,45 +179,73 @@ class MirrorFeed:
 
     async def _look(self) -> None:
         """See which places are there, and which have gone."""
-        async with asking(self._limit_s):
-            members = await self._client.smembers(self._places_key)
-            names = {
-                PlaceId(name.decode(errors="replace"))
-                for name in members
-                if isinstance(name, bytes)
-            }
-            names |= self._followed.keys()
-            keys = {name: PlaceKeys(self._settings.key_prefix, name) for name in sorted(names)}
-            async with self._client.pipeline(transaction=False) as pipe:
-                for place_keys in keys.values():
-                    pipe.hmget(place_keys.record, Announcement.FIELDS)
-                    pipe.get(place_keys.alive)
-                    pipe.pttl(place_keys.alive)
-                answers = await pipe.execute()
+        listed = await self._listed()
+        names = sorted(self._followed.keys() | (listed or set()))
+        answers = await self._ask([PlaceKeys(self._settings.key_prefix, name) for name in names])
         now_s = time.monotonic()
         self._give_grace(now_s)
         self._reachable = True
         self._looked_s = now_s
         gone: list[PlaceId] = []
-        for place, fields, alive, ttl_ms in zip(
-            keys, answers[::3], answers[1::3], answers[2::3], strict=True
-        ):
-            said = parse_announcement(fields, alive)
+        strange: set[PlaceId] = set()
+        for place, (said, ttl_ms) in zip(names, answers, strict=True):
+            keys = PlaceKeys(self._settings.key_prefix, place)
             alive_until_s = now_s + max(ttl_ms, 0) / 1000
-            if isinstance(said, Announcement):
-                self._seen(place, keys[place], said, alive_until_s)
+            if isinstance(said, Announcement) and said.record.place == place:
+                self._seen(place, keys, said, alive_until_s)
             elif said is Announced.WITHDRAWN:
                 self._forget(place, "has left")
-            elif said is Announced.UNREADABLE:
-                self._forget(place, "is of a version that this one does not understand")
+            elif said is Announced.UNREADABLE or isinstance(said, Announcement):
+                strange.add(place)
+                # Not for longer than it was known to live: a start of another version is another place.
+                if not self._not_seen(place, now_s, alive_until_s, coming=False) and ttl_ms <= 0:
+                    gone.append(place)
             elif not self._not_seen(place, now_s, alive_until_s, coming=said is Announced.COMING):
                 gone.append(place)
-        self._looked = True
+        for place in strange - self._strange:
+            log.warning(
+                "place %s is left out: what Redis has of it is of another version or no place's",
+                place,
+            )
+        self._strange = strange
+        self._looked = self._looked or listed is not None
         self._set_mode()
-        if gone:
+        if gone and listed is not None:
             async with asking(self._limit_s):
                 # They add themselves again should they live.
                 await self._client.srem(self._places_key, *gone)
+
+    async def _listed(self) -> set[PlaceId] | None:
+        """Return the places that say to be there; None where something else is in their stead."""
+        try:
+            async with asking(self._limit_s):
+                members = await self._client.smembers(self._places_key)
+        except IndexStrangeError as error:
+            self._listing.begins("places are not found until one of them mends this: %s", error)
+            return None
+        self._listing.ends("places are found again")
+        return {PlaceId(n.decode(errors="replace")) for n in members if isinstance(n, bytes)}
+
+    async def _ask(self, places: Sequence[PlaceKeys]) -> list[tuple[Announcement | Announced, int]]:
+        """Return what Redis has of each place, and for how many ms it counts as alive."""
+        async with asking(self._limit_s), self._client.pipeline(transaction=False) as pipe:
+            for keys in places:
+                pipe.hmget(keys.record, Announcement.FIELDS)
+                pipe.get(keys.alive)
+                pipe.pttl(keys.alive)
+            answers = await pipe.execute(raise_on_error=False)
+            raise_others(answers)
+        return [
+            (
+                Announced.UNREADABLE
+                if is_strange(fields) or is_strange(alive)
+                else parse_announcement(fields, alive),
+                ttl_ms,
+            )
+            for fields, alive, ttl_ms in zip(
+                answers[::3], answers[1::3], answers[2::3], strict=True
+            )
+        ]
 
     def _give_grace(self, now_s: float) -> None:
         """Let no place die of our own blindness: each has the time to announce itself again."""
@@ -279,12 +311,16 @@ class MirrorFeed:
             await asyncio.sleep(max(wait_s, 0))
             return
         wait_ms = int(wait_s * 1000)
-        async with asking(max(wait_s, 0) + self._limit_s):
-            answer = await self._client.xread(
-                {name: followed.last for name, (_, followed) in streams.items()},
-                count=_EVENTS_AT_ONCE,
-                block=wait_ms if wait_ms > 0 else None,  # 0 would wait for ever
-            )
+        try:
+            async with asking(max(wait_s, 0) + self._limit_s):
+                answer = await self._client.xread(
+                    {name: followed.last for name, (_, followed) in streams.items()},
+                    count=_EVENTS_AT_ONCE,
+                    block=wait_ms if wait_ms > 0 else None,  # 0 would wait for ever
+                )
+        except IndexStrangeError:
+            await self._leave_strange(streams)
+            return
         turn = 0
         # The client's types cover both of its protocols and what it may decode.
         for name, events in cast("_Streams", answer or ()):
@@ -297,6 +333,18 @@ class MirrorFeed:
                     turn = 0
                     await asyncio.sleep(0)
 
+    async def _leave_strange(self, streams: Mapping[str, tuple[PlaceId, _Followed]]) -> None:
+        """Follow the places no more whose stream is none; they are read anew once it is."""
+        async with asking(self._limit_s), self._client.pipeline(transaction=False) as pipe:
+            for name in streams:
+                pipe.type(name)
+            kinds = await pipe.execute()
+        for (name, (place, followed)), kind in zip(streams.items(), kinds, strict=True):
+            if kind not in (b"stream", b"none"):
+                log.warning("place %s is read anew: %s holds no stream", place, name)
+                followed.announcement, followed.last = None, ""
+        self._set_mode()
+
     def _take_in(
         self, place: PlaceId, followed: _Followed, event_id: bytes, fields: Mapping[bytes, bytes]
     ) -> bool:
@@ -304,7 +352,11 @@ class MirrorFeed:
         if self._followed.get(place) is not followed or followed.reading is not None:
             return False
         event = parse_event(fields)
-        if event is not None and (event.epoch, event.seq) == parse_stream_id(event_id):
+        if (
+            event is not None
+            and event.place == place
+            and (event.epoch, event.seq) == parse_stream_id(event_id)
+        ):
             applied = self._mirror.apply(event)
             if applied in {Applied.DONE, Applied.OLD}:
                 if parse_stream_id(followed.last.encode()) < (event.epoch, event.seq):

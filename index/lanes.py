@@ -23,8 +23,9 @@ from pie.page.key import PageKey
 Lane = NewType("Lane", int)
 """Where a place's masks lie in every integer. A lane is given to one snapshot of one place."""
 
-_LANE_BITS = 32
-_LANE_MASK = (1 << _LANE_BITS) - 1
+MASK_BITS = 32
+"""What a place's mask of a page has room in."""
+_LANE_MASK = (1 << MASK_BITS) - 1
 
 _STATES_LIMIT = 65_536
 """Integers kept for sharing. Beyond, they are forgotten and gathered anew: sharing saves memory and
@@ -53,7 +54,7 @@ class Lanes:
         if self._free:
             lane = heapq.heappop(self._free)
         else:
-            lane = Lane(self._format.size * 8 // _LANE_BITS)
+            lane = Lane(self._format.size * 8 // MASK_BITS)
             self._format = struct.Struct(f"<{lane + 1}I")
         self._counts[lane] = {}
         return lane
@@ -70,7 +71,7 @@ class Lanes:
     ) -> None:
         """Add masks to what the lane holds of pages, or take them away."""
         held, states, counts = self._held, self._states, self._counts[lane]
-        shift = lane * _LANE_BITS
+        shift = lane * MASK_BITS
         for key, mask in changes:
             state = held.get(key, 0)
             old = (state >> shift) & _LANE_MASK
@@ -107,7 +108,7 @@ class Lanes:
 
     def masks(self, lane: Lane) -> dict[PageKey, PartMask]:
         """Return all that a lane holds; slow."""
-        shift = lane * _LANE_BITS
+        shift = lane * MASK_BITS
         found = ((key, (state >> shift) & _LANE_MASK) for key, state in self._held.items())
         return {key: PartMask(mask) for key, mask in found if mask}
 
@@ -119,7 +120,7 @@ class Lanes:
             self._cleaning, self._dirty = self._dirty, []
             # A copy of all keys, 5 ms for a million: closed lanes get no new ones.
             self._to_clean = iter(list(self._held))
-        dirt = sum(_LANE_MASK << (lane * _LANE_BITS) for lane in self._cleaning)
+        dirt = sum(_LANE_MASK << (lane * MASK_BITS) for lane in self._cleaning)
         seen = 0
         for key in islice(self._to_clean, steps):
             seen += 1
@@ -140,7 +141,7 @@ class Lanes:
 
     def check(self) -> None:
         """Assert that lanes agree with themselves; slow, for tests."""
-        lanes = self._format.size * 8 // _LANE_BITS
+        lanes = self._format.size * 8 // MASK_BITS
         parts = [list(self._counts), self._free, self._dirty, self._cleaning]
         assert sorted(lane for part in parts for lane in part) == list(range(lanes))
         counts: dict[Lane, dict[PartMask, int]] = {lane: {} for lane in self._counts}

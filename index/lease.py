@@ -7,23 +7,40 @@ places under a key prefix. Does not cover places themselves, which are fenced by
 
 from __future__ import annotations
 
-from pie.index.client import make_client, translated
-from pie.index.settings import IndexSettings
+import logging
 
-_KEEP = """
-local holder = redis.call('GET', KEYS[1])
+from pie.index.client import make_client, translated
+from pie.index.errors import IndexUnavailableError
+from pie.index.settings import IndexSettings
+from pie.index.trouble import Trouble
+
+log = logging.getLogger("pie.index.lease")
+
+_HOLDER = """
+-- What is of another type was written by somebody else, and says of no holder.
+local kind = redis.call('TYPE', KEYS[1]).ok
+local holder = kind == 'string' and redis.call('GET', KEYS[1])
+"""
+
+_KEEP = (
+    _HOLDER
+    + """
 if holder and holder ~= ARGV[1] then
     return holder
 end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return false
 """
+)
 
-_GIVE_BACK = """
-if redis.call('GET', KEYS[1]) == ARGV[1] then
+_GIVE_BACK = (
+    _HOLDER
+    + """
+if holder == ARGV[1] then
     redis.call('DEL', KEYS[1])
 end
 """
+)
 
 
 class Lease:
@@ -50,6 +67,7 @@ class Lease:
         self._client = make_client(url, settings)
         self._key = f"{settings.key_prefix}:lease:{name}"
         self._holder = holder
+        self._trouble = Trouble(log)
         self._ttl_ms = int(ttl_s * 1000)
 
     def keep(self) -> str | None:
@@ -62,6 +80,19 @@ class Lease:
         with translated():
             other = self._client.eval(_KEEP, 1, self._key, self._holder, str(self._ttl_ms))
         return other.decode() if isinstance(other, bytes) else None
+
+    def renew(self) -> str | None:
+        """Keep the lease as `keep` does, or try to; return who else is known to hold it.
+
+        That Redis does not do it is said once, and once when it does again.
+        """
+        try:
+            other = self.keep()
+        except IndexUnavailableError as error:
+            self._trouble.begins("%s cannot be kept, and is tried again: %s", self._key, error)
+            return None
+        self._trouble.ends("%s is kept again", self._key)
+        return other
 
     def give_back(self) -> None:
         """Let others take the lease, if it is ours, and disconnect.

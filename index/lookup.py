@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from pie.index.client import make_client, translated
+from pie.index.client import is_strange, make_client, raise_others, translated
 from pie.index.contract import IndexMode, PlaceRecord
 from pie.index.errors import IndexUnavailableError
 from pie.index.mirror import tier_counts
 from pie.index.names import PlaceKeys, places_key
-from pie.index.reading import Announcement, parse_announcement
+from pie.index.reading import Announcement, parse_announcement, parse_masks
 from pie.index.settings import IndexSettings
 from pie.page.events import PartMask, PlaceId, Tier
 from pie.page.key import PageKey
@@ -65,9 +65,9 @@ class DirectLookup:
         counts: dict[PartMask, int] = {}
         name = PlaceKeys(self._settings.key_prefix, place).pages(said.generation)
         with translated():
-            for _, raw in self._client.hscan_iter(name, count=_SCAN_PAGES):
-                mask = PartMask(int(raw))
-                counts[mask] = counts.get(mask, 0) + 1
+            for field in self._client.hscan_iter(name, count=_SCAN_PAGES):
+                for _, mask in parse_masks(dict([field])):
+                    counts[mask] = counts.get(mask, 0) + 1
         return tier_counts(counts)
 
     def close(self) -> None:
@@ -85,10 +85,12 @@ class DirectLookup:
                     keys = PlaceKeys(self._settings.key_prefix, place)
                     pipe.hmget(keys.record, list(Announcement.FIELDS))
                     pipe.get(keys.alive)
-                answers = pipe.execute()
+                answers = pipe.execute(raise_on_error=False)
+            raise_others(answers)
         said = {
             place: parse_announcement(fields, alive)
             for place, fields, alive in zip(places, answers[::2], answers[1::2], strict=True)
+            if not is_strange(fields) and not is_strange(alive)
         }
         return {place: found for place, found in said.items() if isinstance(found, Announcement)}
 
@@ -102,7 +104,7 @@ class DirectLookup:
             with translated():
                 masks = self._client.hmget(name, list(keys[start : start + _KEYS_AT_ONCE]))
             for mask in cast("list[bytes | None]", masks):
-                if mask is None:
+                if mask is None or not mask.isdigit():
                     return run
                 run.append(PartMask(int(mask)))
         return run

@@ -23,6 +23,7 @@ from pie.index.outbox import Outbox
 from pie.index.remote import RemotePlace
 from pie.index.settings import IndexSettings
 from pie.index.tasks import end
+from pie.index.trouble import Trouble
 from pie.page.events import PageEntry, PageEvent, PartMask, entry_masks
 from pie.page.key import PageKey
 
@@ -78,6 +79,7 @@ class Publisher:
         """How many of the outbox's changes Redis has; -1 before the first announcement."""
         self._seq = 0
         self._mode = IndexMode.RESYNCING
+        self._trouble = Trouble(log)
         self._fenced = False
         self._closing = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -183,6 +185,7 @@ class Publisher:
                     self._set_mode(IndexMode.RESYNCING)
                     continue
                 self._set_mode(IndexMode.OK)
+                self._trouble.ends("%s publishes again", self._record.place)
                 self._tell_waiters()
                 if self._acked >= self._outbox.added:
                     await self._pause(pause_s)
@@ -190,8 +193,9 @@ class Publisher:
                 self._fence()
                 return
             except IndexUnavailableError as error:
-                if self._mode is not IndexMode.DEGRADED:
-                    log.warning("%s cannot publish, and tries again: %s", self._record.place, error)
+                self._trouble.begins(
+                    "%s cannot publish, and tries again: %s", self._record.place, error
+                )
                 if isinstance(error, IndexRefusedError):
                     # The same again may be refused again, for ever.
                     self._begin_anew()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
@@ -22,10 +22,12 @@ import redis.asyncio
 
 from pie.index.client import asking
 from pie.index.contract import PlaceRecord
+from pie.index.errors import IndexStrangeError
+from pie.index.lanes import MASK_BITS
 from pie.index.mirror import Applied, Mirror, PlaceLoad
 from pie.index.names import PlaceKeys, stream_id
 from pie.page.events import PageEvent, PartMask
-from pie.page.key import PageKey
+from pie.page.key import KEY_BYTES, PageKey
 
 log = logging.getLogger("pie.index.reading")
 
@@ -37,6 +39,9 @@ _EVENTS_AT_ONCE = 32
 
 _ATTEMPTS = 3
 """Tries to catch up with a place whose stream is shorter than the time that a scan takes."""
+
+_LARGEST = 2**63 - 1
+"""Number of an event, so that there is one after it."""
 
 _RECORD = msgspec.msgpack.Decoder(PlaceRecord)
 _EVENT = msgspec.msgpack.Decoder(PageEvent)
@@ -88,13 +93,24 @@ def parse_announcement(
 
 
 def _parse_record(fields: Sequence[bytes | None]) -> Announcement | Announced:
-    _, record, generation, seq = fields
+    epoch, record, generation, seq = fields
     if record is None or generation is None or seq is None:
         return Announced.NOTHING
     try:
-        return Announcement(_RECORD.decode(record), generation.decode(), int(seq))
+        found = Announcement(_RECORD.decode(record), generation.decode(), int(seq))
     except (msgspec.DecodeError, ValueError):
         return Announced.UNREADABLE
+    # A name that Redis takes for no event of this start would break reading all other places.
+    if not seq.isdigit() or found.seq > _LARGEST or epoch != b"%d" % found.record.epoch:
+        return Announced.UNREADABLE
+    return found
+
+
+def parse_masks(found: Mapping[bytes, bytes]) -> Iterator[tuple[PageKey, PartMask]]:
+    """Yield what a place holds of each page; what no place would have written is left out."""
+    for key, said in found.items():
+        if len(key) == KEY_BYTES and said.isdigit() and 0 < (mask := int(said)) < 1 << MASK_BITS:
+            yield PageKey(key), PartMask(mask)
 
 
 def parse_event(fields: Mapping[bytes, bytes]) -> PageEvent | None:
@@ -139,6 +155,7 @@ class PlaceReader:
                 )
             load = self._mirror.load(found.record, seq=found.seq)
             try:
+                await self._check_stream(keys)
                 await self._scan(keys.pages(found.generation), load)
                 now = await self._announcement(keys)
                 if now is None or now.generation != found.generation:
@@ -157,6 +174,17 @@ class PlaceReader:
         said = _parse_record([f if isinstance(f, bytes) else None for f in fields])
         return said if isinstance(said, Announcement) else None
 
+    async def _check_stream(self, keys: PlaceKeys) -> None:
+        """Hold the place's stream to be one: all places that are followed are asked for at once.
+
+        Raises:
+            IndexStrangeError: It is something else.
+        """
+        async with asking(self._limit_s):
+            kind = await self._client.type(keys.stream)
+        if kind not in (b"stream", b"none"):
+            raise IndexStrangeError(f"{keys.stream} holds no stream")
+
     async def _scan(self, pages: str, load: PlaceLoad) -> None:
         """Read all pages, in the state of some moment each."""
         cursor = 0
@@ -165,7 +193,7 @@ class PlaceReader:
                 cursor, found = await self._client.hscan(pages, cursor, count=_SCAN_PAGES)
             # The client's types cover both of its protocols and what it may decode.
             masks = cast("Mapping[bytes, bytes]", found)
-            load.put((PageKey(key), PartMask(int(mask))) for key, mask in masks.items())
+            load.put(parse_masks(masks))
             if cursor == 0:
                 return
 

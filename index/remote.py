@@ -6,6 +6,7 @@ it is said (`pie.index.publisher`) or what Redis does with it (`pie.index.script
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -13,14 +14,16 @@ from itertools import islice
 
 import msgspec
 
-from pie.index.client import asking, make_async_client
+from pie.index.client import asking, is_strange, make_async_client, raise_others
 from pie.index.contract import PlaceRecord
-from pie.index.errors import PlaceFencedError
+from pie.index.errors import IndexStrangeError, PlaceFencedError
 from pie.index.names import PlaceKeys, places_key, stream_id
 from pie.index.scripts import ANNOUNCE, APPLY, FILL, WITHDRAW, Answer, pack_changes
 from pie.index.settings import IndexSettings
 from pie.page.events import PageEvent, PartMask, PlaceCleared
 from pie.page.key import PageKey
+
+log = logging.getLogger("pie.index.remote")
 
 _KEEP_S = 60.0
 """What Redis has of a dead place goes after ten times its time to live, and not before this."""
@@ -38,6 +41,7 @@ class RemotePlace:
 
     def __init__(self, url: str, record: PlaceRecord, settings: IndexSettings) -> None:
         self._record = record
+        self._encoded = msgspec.msgpack.encode(record)
         self._settings = settings
         self._keys = PlaceKeys(settings.key_prefix, record.place)
         self._places_key = places_key(settings.key_prefix)
@@ -73,12 +77,13 @@ class RemotePlace:
                 args=[
                     *(self._record.epoch, self._generation, first, self._ttl_ms, self._keep_ms),
                     stream_id(self._record.epoch, oldest),
+                    self._encoded,
                     *said,
                 ],
             )
-            if not events:
-                # After the place's own keys are there: whoever reads the set finds them.
-                await self._client.sadd(self._places_key, self._record.place)
+        if not events:
+            # After the place's own keys are there: whoever reads the set finds them.
+            await self._join()
         return self._accepted(answer)
 
     async def announce(self, masks: Mapping[PageKey, PartMask], seq: int) -> bool:
@@ -87,13 +92,10 @@ class RemotePlace:
         Returns False where Redis lost some of it meanwhile, or has a later announcement.
         """
         record, keys = self._record, self._keys
-        async with self._asking():
-            epoch, said = await self._client.hmget(keys.record, ["epoch", "generation"])
-            if epoch is not None and int(epoch) > record.epoch:
-                raise PlaceFencedError(f"{record.place} is up in a later epoch")
-            if self._unfinished:
+        before = await self._make_way(seq)
+        if self._unfinished:
+            async with self._asking():
                 await self._client.unlink(self._unfinished)
-        before = said.decode() if isinstance(said, bytes) else ""
         self._announcements += 1
         generation = f"{record.epoch}.{self._announcements}"
         pages = self._unfinished = keys.pages(generation)
@@ -116,7 +118,7 @@ class RemotePlace:
                 ],
                 args=[
                     *(record.epoch, generation, before, seq, len(masks)),
-                    *(msgspec.msgpack.encode(record), self._ttl_ms, self._keep_ms),
+                    *(self._encoded, self._ttl_ms, self._keep_ms),
                 ],
             )
             if not self._accepted(answer):
@@ -124,7 +126,7 @@ class RemotePlace:
             self._generation, self._unfinished = generation, ""
             self._recent.clear()
             self._recent_entries = 0
-            await self._client.sadd(self._places_key, record.place)
+        await self._join()
         return True
 
     async def withdraw(self) -> None:
@@ -142,6 +144,49 @@ class RemotePlace:
     async def close(self) -> None:
         """Let go of connections, at once."""
         await self._client.aclose()
+
+    async def _make_way(self, seq: int) -> str:
+        """Remove what no place has written under this place's names, before event `seq`.
+
+        Returns the generation of what is announced so far.
+        """
+        keys = self._keys
+        async with self._asking():
+            async with self._client.pipeline(transaction=False) as pipe:
+                pipe.type(keys.record)
+                pipe.type(keys.stream)
+                pipe.hmget(keys.record, ["epoch", "generation", "seq"])
+                answers = await pipe.execute(raise_on_error=False)
+            raise_others(answers)
+            kind, stream_kind, said = answers
+            strange = [keys.stream] if stream_kind not in (b"stream", b"none") else []
+            epoch, generation, had = (None, None, None) if is_strange(said) else said
+            if kind not in (b"hash", b"none") or not _is_number(epoch):
+                strange.append(keys.record)
+                generation = None
+            elif epoch is not None and int(epoch) > self._record.epoch:
+                raise PlaceFencedError(f"{self._record.place} is up in a later epoch")
+            # Nobody but this place numbers events of this epoch.
+            elif epoch == b"%d" % self._record.epoch and (
+                not _is_number(had) or (had is not None and int(had) >= seq)
+            ):
+                strange.append(keys.record)
+            if strange:
+                names = " and ".join(strange)
+                log.warning("%s held what no place has written; it is removed", names)
+                await self._client.unlink(*strange)
+        return generation.decode(errors="replace") if isinstance(generation, bytes) else ""
+
+    async def _join(self) -> None:
+        """Be found by those who look for places."""
+        try:
+            async with self._asking():
+                await self._client.sadd(self._places_key, self._record.place)
+        except IndexStrangeError:
+            log.warning("%s held no set of places; it is made anew", self._places_key)
+            async with self._asking():
+                await self._client.unlink(self._places_key)
+                await self._client.sadd(self._places_key, self._record.place)
 
     def _asking(self) -> AbstractAsyncContextManager[None]:
         return asking(self._settings.request_timeout_s)
@@ -165,3 +210,8 @@ class RemotePlace:
             or self._recent_entries > self._settings.stream_entries
         ):
             self._recent_entries -= self._recent.popleft()[1]
+
+
+def _is_number(said: bytes | None) -> bool:
+    """Say whether a field of a record is what a place would write there, or is not there."""
+    return said is None or said.isdigit()

@@ -27,6 +27,8 @@ class Answer(enum.Enum):
 
 _OLDER = """
 local function older(a, b)
+  -- Somebody else may have written there.
+  if string.find(b, '%D') then return false end
   return #a < #b or (#a == #b and a < b)
 end
 """
@@ -36,15 +38,20 @@ APPLY = (
     + """
 -- KEYS record, pages, stream, alive
 -- ARGV epoch, generation, first seq, alive ttl ms, other ttl ms, name of the oldest event to keep,
---      then for each event its changes, packed as `pack_changes` does, and the event for readers
-local epoch, generation, seq, pages =
-  unpack(redis.call('HMGET', KEYS[1], 'epoch', 'generation', 'seq', 'pages'))
+--      record, then for each event its changes, packed as `pack_changes` does, and the event for
+--      readers
+local epoch, generation, seq, pages, record =
+  unpack(redis.call('HMGET', KEYS[1], 'epoch', 'generation', 'seq', 'pages', 'record'))
 if not epoch then return 'anew' end
 if older(ARGV[1], epoch) then return 'stale' end
 if epoch ~= ARGV[1] or generation ~= ARGV[2] then return 'anew' end
 -- A Redis that drops keys when it is full may have dropped the pages alone.
 if redis.call('HLEN', KEYS[2]) ~= tonumber(pages) then return 'anew' end
-local have, first, events = tonumber(seq), tonumber(ARGV[3]), (#ARGV - 6) / 2
+-- Somebody else may have written to the stream or over the record.
+local kind = redis.call('TYPE', KEYS[3]).ok
+if kind ~= 'stream' and kind ~= 'none' then return 'anew' end
+if record ~= ARGV[7] then redis.call('HSET', KEYS[1], 'record', ARGV[7]) end
+local have, first, events = tonumber(seq), tonumber(ARGV[3]), (#ARGV - 7) / 2
 -- An answer that was lost makes a place say the same again.
 local again = events > 0 and have == first + events - 1
 if not again and have ~= first - 1 then return 'anew' end
@@ -83,14 +90,14 @@ end
 
 if not again then
   for i = 1, events do
-    local packed = ARGV[5 + 2 * i]
+    local packed = ARGV[6 + 2 * i]
     if packed == '0' then
       redis.call('UNLINK', KEYS[2])
     else
       change(packed)
     end
     local id = string.format('%s-%.0f', ARGV[1], first + i - 1)
-    local added = redis.pcall('XADD', KEYS[3], 'MINID', '~', ARGV[6], id, 'event', ARGV[6 + 2 * i])
+    local added = redis.pcall('XADD', KEYS[3], 'MINID', '~', ARGV[6], id, 'event', ARGV[7 + 2 * i])
     if type(added) == 'table' and added.err then
       if string.sub(added.err, 1, 3) == 'OOM' then return added end
       -- Somebody else has written to the stream.

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ByteSize, ConfigDict, Field
 class IndexSettings(BaseModel):
     """How places and readers use Redis."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     url: str = Field(
         default="",
@@ -34,6 +34,7 @@ class IndexSettings(BaseModel):
     memory_budget: ByteSize = Field(
         default=ByteSize(1 << 30),
         ge=16 << 20,
+        le=1 << 50,
         description="Most memory that the embedded server may take for data.",
     )
     key_prefix: str = Field(
@@ -44,31 +45,37 @@ class IndexSettings(BaseModel):
     ttl_s: float = Field(
         default=5.0,
         gt=0.1,
+        le=3_600,
         description="A place is taken for dead when it has not been heard of for so long.",
     )
     poll_s: float = Field(
         default=0.25,
         gt=0,
+        le=3_600,
         description="How often readers look for places that came or went.",
     )
     request_timeout_s: float = Field(
         default=2.0,
         gt=0,
+        le=3_600,
         description="Longest wait for one answer of Redis.",
     )
     queue_entries: int = Field(
         default=100_000,
         ge=1,
+        le=100_000_000,
         description="Most changes that a place keeps while Redis is away; "
         "after more it announces all it holds anew.",
     )
     stream_events: int = Field(
         default=2_048,
         ge=1,
+        le=10_000_000,
         description="Latest events kept for each place; a reader further behind reads it anew.",
     )
     stream_entries: int = Field(
         default=65_536,
         ge=1,
+        le=100_000_000,
         description="Most changes of pages in those events together, about 80 bytes each.",
     )

@@ -40,4 +40,6 @@ class PolicyFileError(PolicyError):
         self.problems = tuple(problems)
 
     def __str__(self) -> str:
-        return "\n".join(f"{self.file}:{problem}" for problem in self.problems)
+        return "\n".join(
+            f"{self.file}:{'' if problem.line else ' '}{problem}" for problem in self.problems
+        )

@@ -5,8 +5,9 @@ order of victims (`pie.policies.lru` and other policies), what becomes of a prop
 (`pie.policies.victims`) or the pages' bytes (`pie.pool`, `pie.worker`).
 
 What a policy cannot break: a pinned page never leaves, a page that is not held is not counted, and
-enough pages are found whenever enough are unpinned. A policy that raises or proposes too little is
-logged, counted, and helped out by `lru`, which is told of every event for that purpose.
+enough pages are found whenever enough are unpinned. A policy that raises, whatever it
+is (`pie.policies.containing`), or proposes too little is logged, counted, and helped out by `lru`,
+which is told of every event for that purpose.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from itertools import islice
 
 from pie.page.events import Part
 from pie.page.key import PageKey
+from pie.policies.containing import is_own
 from pie.policies.lru import LruRetention
 from pie.policies.retention import PageView, RetentionPolicy
 from pie.policies.victims import HeldPage, Holdings, ManagerCounts, VictimChoice
@@ -88,7 +90,9 @@ class RetentionManager:
             self._fallback.stored(page, now_s)
         try:
             self._policy.stored(page, now_s)
-        except Exception as error:  # noqa: BLE001
+        except BaseException as error:
+            if not is_own(error):
+                raise
             self._failed("stored", error)
 
     def hit(self, key: PageKey, part: Part, now_s: float) -> None:
@@ -99,7 +103,9 @@ class RetentionManager:
             self._fallback.hit(key, part, now_s)
         try:
             self._policy.hit(key, part, now_s)
-        except Exception as error:  # noqa: BLE001
+        except BaseException as error:
+            if not is_own(error):
+                raise
             self._failed("hit", error)
 
     def removed(self, key: PageKey, part: Part) -> None:
@@ -116,7 +122,9 @@ class RetentionManager:
             self._fallback.removed(key, part)
         try:
             self._policy.removed(key, part)
-        except Exception as error:  # noqa: BLE001
+        except BaseException as error:
+            if not is_own(error):
+                raise
             self._failed("removed", error)
 
     def pin(self, key: PageKey, part: Part) -> bool:
@@ -162,7 +170,9 @@ class RetentionManager:
         limit = len(self._held.sizes) + _NONSENSE_LIMIT
         try:
             choice.consider(islice(self._policy.victims(bytes_needed, now_s), limit))
-        except Exception as error:  # noqa: BLE001
+        except BaseException as error:
+            if not is_own(error):
+                raise
             self._failed("victims", error)
         if choice.missing_bytes > 0 and self._fallback is not None and choice.unseen:
             self.counts.fallbacks += 1
@@ -186,7 +196,7 @@ class RetentionManager:
         assert held.pins.keys() <= held.sizes.keys()
         assert all(pins > 0 for pins in held.pins.values())
 
-    def _failed(self, call: str, error: Exception) -> None:
+    def _failed(self, call: str, error: BaseException) -> None:
         """Count and log what a policy raised."""
         self.counts.failures += 1
         # The first one and then ever fewer: a policy that always raises must not fill the log.

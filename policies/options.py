@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, ValidationError, create_model
 
+from pie.policies.containing import is_own
 from pie.policies.registry import did_you_mean
 
 
@@ -44,8 +45,11 @@ def check_options(
         values.update(checked.model_extra or {})
     try:
         policy(**values)
-    except Exception as error:  # noqa: BLE001
-        return {}, [OptionProblem("", f"{policy.__name__} refuses its options: {error}")]
+    except BaseException as error:
+        if not is_own(error):
+            raise
+        said = str(error) if isinstance(error, Exception) else f"{type(error).__name__}: {error}"
+        return {}, [OptionProblem("", f"{policy.__name__} refuses its options: {said}")]
     return values, []
 
 

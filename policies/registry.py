@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 
+from pie.policies.containing import is_own
 from pie.policies.errors import PolicyError
 from pie.policies.lru import LruRetention
 from pie.policies.retention import RetentionPolicy
@@ -121,7 +122,9 @@ def _import(name: str, folder: Path | None) -> ModuleType:
                 f"there is no module {name!r} in {looked}Python's path"
             ) from error
         raise UnknownPolicyError(f"module {name!r} cannot be imported: {error}") from error
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if not is_own(error):
+            raise
         frames = traceback.extract_tb(error.__traceback__)
         at = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
         raise UnknownPolicyError(

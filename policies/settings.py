@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class PolicySettings(BaseModel):
     """Where policies come from."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     file: Path | None = Field(
         default=None,

@@ -28,17 +28,21 @@ class Durability(enum.StrEnum):
 class PoolSettings(BaseModel):
     """The pool's nodes and the limits that they and their clients keep."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    nodes: int = Field(default=1, ge=0, description="Pool nodes to start; 0 runs without a pool.")
+    nodes: int = Field(
+        default=1, ge=0, le=64, description="Pool nodes to start; 0 runs without a pool."
+    )
     ram_budget: ByteSize = Field(
         default=ByteSize(1 << 30),
         ge=1 << 20,
+        le=1 << 50,
         description="RAM that one node's pages and their bookkeeping may take, such as `8GiB`.",
     )
     disk_budget: ByteSize = Field(
         default=ByteSize(0),
         ge=0,
+        le=1 << 50,
         description="Disk space that one node's pages may take, such as `200GiB`: what leaves RAM "
         "goes there and survives a restart. 0 keeps pages in RAM alone.",
     )
@@ -61,12 +65,14 @@ class PoolSettings(BaseModel):
     claim_timeout_s: float = Field(
         default=5.0,
         gt=0,
+        le=3_600,
         description="How long a writer that announced a page may take to send it before another "
         "writer may.",
     )
     inflight_budget: ByteSize = Field(
         default=ByteSize(64 << 20),
         ge=1 << 20,
+        le=1 << 40,
         description="Payload bytes that one client may have on the way to or from the pool.",
     )
     check_threads: int = Field(

@@ -6,6 +6,7 @@ cover starting and stopping (`pie.router.service`).
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 import secrets
@@ -29,7 +30,7 @@ from pie.router.api.chat import ChatBody, ChatShaper
 from pie.router.api.completions import CompletionBody, CompletionShaper
 from pie.router.api.listing import Model, ModelList
 from pie.router.census import Census, CensusTaker
-from pie.router.errors import ApiError, invalid, model_not_found, server_error, unavailable
+from pie.router.errors import ApiError, invalid, model_not_found, server_error, shown, unavailable
 from pie.router.exchange import BodyBudget, ClientGoneError, Exchange
 from pie.router.gate import Gate
 from pie.router.generation import Order
@@ -110,13 +111,22 @@ class RouterApp:
     def _no_such_thing(self, request: Request, error: Exception) -> Response:
         """Answer for an unknown path or a wrong method."""
         assert isinstance(error, HTTPException)
-        told = ApiError(
-            error.status_code,
-            f"{request.method} {request.url.path[:128]} is nothing that this server does; "
-            "`/openapi.json` lists what it does.",
-            code="method_not_allowed" if error.status_code == 405 else "not_found",
-            headers=error.headers,
-        )
+        asked = f"{shown(request.method)} {shown(request.url.path)}"
+        if error.status_code == 405:
+            allowed = " or ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
+            told = ApiError(
+                405,
+                f"{asked} is not allowed; this path takes {allowed}.",
+                code="method_not_allowed",
+                headers=error.headers,
+            )
+        else:
+            told = ApiError(
+                error.status_code,
+                f"{asked} is nothing that this server does; `/openapi.json` lists what it does.",
+                code="not_found",
+                headers=error.headers,
+            )
         self._metrics.requests.labels("other", str(error.status_code)).inc()
         return JSONResponse(told.body(), told.status, told.headers)
 
@@ -150,14 +160,7 @@ class RouterApp:
         body = parse_body(CompletionBody, await exchange.body(), self._limits)
         model = self._served(body.model)
         with self._gate.enter(body.choices * len(body.prompts)):
-            prompts = [
-                await model.prompts.text(asked, context_tokens=model.context_tokens)
-                if isinstance(asked, str)
-                else model.prompts.tokens(
-                    asked, context_tokens=model.context_tokens, vocab_size=model.vocab_size
-                )
-                for asked in body.prompts
-            ]
+            prompts = [await _plain(model, asked) for asked in body.prompts]
             await self._generate(
                 exchange,
                 body,
@@ -253,7 +256,7 @@ class RouterApp:
         place = PlaceId(name)
         if place not in self._workers.links:
             raise invalid(
-                f"x-pie-place: no worker {name[:64]!r}; there are "
+                f"x-pie-place: no worker {shown(name)!r}; there are "
                 f"{', '.join(sorted(self._workers.links)) or 'none'}",
                 "x-pie-place",
                 "unknown_place",
@@ -324,22 +327,23 @@ class _Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send, self._settings, self._bodies)
+        path = shown(scope["path"])
         try:
             try:
                 self._authorise(exchange)
                 await self._handler(exchange)
             except ApiError as error:
                 if error.status >= 500:
-                    log.warning("%s: %d %s", scope["path"], error.status, error.message)
+                    log.warning("%s: %d %s", path, error.status, error.message)
                 else:
                     told = (error.status, error.code, error.param)
-                    log.info("%s: %d, code %s, param %s", scope["path"], *told)
+                    log.info("%s: %d, code %s, param %s", path, *told)
                 await exchange.refuse(error)
             except ClientGoneError:
                 exchange.status = exchange.status or 499
             # Whatever else goes wrong is our own bug: it is logged, and the client is told so.
             except Exception:
-                log.exception("%s failed", scope["path"])
+                log.exception("%s failed", path)
                 await exchange.refuse(server_error("The router failed."))
         except ClientGoneError:
             exchange.status = exchange.status or 499
@@ -358,6 +362,15 @@ class _Endpoint:
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )
+
+
+async def _plain(model: ServedModel, asked: str | Sequence[int]) -> Prompt:
+    """Return one prompt of several; streams have a turn before each."""
+    await asyncio.sleep(0)
+    context_tokens = model.context_tokens
+    if isinstance(asked, str):
+        return await model.prompts.text(asked, context_tokens=context_tokens)
+    return model.prompts.tokens(asked, context_tokens=context_tokens, vocab_size=model.vocab_size)
 
 
 def _role(role: str) -> str:

@@ -16,6 +16,7 @@ from pie.index.runs import MaskRun
 from pie.page.events import Part, PartMask, PlaceId, PlaceKind, Tier, part_tiers
 from pie.page.key import PageKey, RootKey
 from pie.page.layout import usable_run
+from pie.policies.containing import is_own
 from pie.policies.routing import Choice, RequestView, RoutingPolicy, WorkerView
 from pie.policies.routing_cost import CostRouting
 from pie.router.link import WorkerLink
@@ -119,7 +120,9 @@ class Chooser:
                     return choice
                 reason = f"it chose {choice.place!r}, which is no candidate"
             # A user's policy may raise anything.
-            except Exception as error:  # noqa: BLE001
+            except BaseException as error:
+                if not is_own(error):
+                    raise
                 reason = f"{type(error).__name__}: {error}"
             self._metrics.policy_failures.inc()
             log.warning("the routing policy failed, the built-in one answers: %s", reason)

@@ -1,21 +1,23 @@
 """One client's TCP connection, and how much and how long it may take of us unasked.
 
 Covers what comes before a request is known, which uvicorn leaves open: the size of request lines,
-headers and trailers, the time that they and a body that nobody wants take, requests sent ahead, and
-the number of connections. Does not cover bodies (`pie.router.exchange`) or who may ask
-(`pie.router.app`).
+headers and trailers, the time that they and a body that nobody wants take, requests sent ahead, the
+number of connections, and clients that have said all but still listen. Does not cover bodies
+(`pie.router.exchange`) or who may ask (`pie.router.app`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from http import HTTPStatus
 from typing import Any
 
 import msgspec
+from uvicorn._types import ASGI3Application
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from pie.router.errors import ApiError, invalid, unavailable
@@ -31,6 +33,13 @@ _MOST_AHEAD = 8
 _LINGER_S = 1.0
 """How long a connection that was refused is read from: closed at once, it would be reset, and the
 client might not see why."""
+_FIRST_LOOK_S = 0.01
+_LOOK_S = 0.25
+"""How soon, and then how often, a client that says no more is looked after: has it gone?"""
+_NOTHING = b"HTTP/1.1 100 Continue\r\n\r\n"
+"""What a client passes over before its answer, whether it asked for it or not (RFC 9110, 15.2)."""
+_NO_EVENT = b"3\r\n:\n\n\r\n"
+"""A comment among server-sent events, as a chunk: what a client passes over amid its answer."""
 
 
 class Door:
@@ -45,7 +54,22 @@ class Door:
         self.settings = settings
         self.metrics = metrics
         self.idle: dict[Connection, None] = {}
-        """Connections between two requests, the longest idle first."""
+        """Connections that have sent nothing of a request, the longest silent first."""
+        self.begun: dict[Connection, None] = {}
+        """Connections that have sent a part of a request's head, the longest waited for first."""
+
+    def make_room(self) -> bool:
+        """Close the connection that has been without a request for longest, if there is one."""
+        for connections in (self.idle, self.begun):
+            for connection in connections:
+                connection.drop()
+                return True
+        return False
+
+    def forget(self, connection: Connection) -> None:
+        """Note that a connection is in the middle of something, or no more."""
+        self.idle.pop(connection, None)
+        self.begun.pop(connection, None)
 
 
 class Connection(HttpToolsProtocol):
@@ -65,8 +89,14 @@ class Connection(HttpToolsProtocol):
         self._limit_bytes = int(door.settings.max_head_bytes)
         self._timer: asyncio.TimerHandle | None = None
         self._refusal: ApiError | None = None
-        self._asked = False
-        """Whether there has been a request."""
+        self._unanswered = 0
+        """Requests under way and sent ahead."""
+        self._running: RequestResponseCycle | None = None
+        """The request that is being answered."""
+        self._in_request = False
+        """Whether the end of a request's body has not come."""
+        self._said_all = False
+        """Whether the client will send no more."""
         self._reading_head = True
         """Whether bytes that come now are kept by the parser or as headers, and not as a body."""
         self._moved = False
@@ -80,33 +110,47 @@ class Connection(HttpToolsProtocol):
         """Begin to listen, if there is room for one more."""
         super().connection_made(transport)
         most = self._door.settings.max_connections
-        if len(self.connections) > most:
-            idle = next(iter(self._door.idle), None)
-            if idle is not None:
-                idle.drop()
-            elif len(self.connections) > most + _MOST_AHEAD:
+        if len(self.connections) > most and not self._door.make_room():
+            if len(self.connections) > most + _MOST_AHEAD:
                 transport.abort()
                 return
-            else:
-                self._refuse(
-                    unavailable(
-                        f"{most} connections are open (router.max_connections).",
-                        self._door.settings.retry_after_s,
-                        "overloaded",
-                    )
+            self._refuse(
+                unavailable(
+                    f"{most} connections are open (router.max_connections).",
+                    self._door.settings.retry_after_s,
+                    "overloaded",
                 )
-                return
+            )
+            return
+        self._door.idle[self] = None
         self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Let go of everything."""
-        self._door.idle.pop(self, None)
+        """Let go of everything, and let every request know."""
+        self._door.forget(self)
         self._stop_timer()
+        if self._running is not None and not self._running.response_complete:
+            _disconnect(self._running)
         super().connection_lost(exc)
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Learn that the client sends no more; it may still listen, or be gone altogether."""
+        if self.transport.is_closing():
+            return False
+        self._door.forget(self)
+        self._stop_timer()
+        self._said_all = True
+        if self._in_request:
+            self._withdraw()
+        if not self._unanswered:
+            return False
+        self._look_after(_FIRST_LOOK_S, ask=True)
+        return True
+
     def drop(self) -> None:
-        """Close an idle connection."""
-        self._door.idle.pop(self, None)
+        """Close a connection that has asked for nothing."""
+        self._door.forget(self)
+        self._stop_timer()
         self.connections.discard(self)
         self.transport.close()
 
@@ -124,8 +168,8 @@ class Connection(HttpToolsProtocol):
         self._unfinished_bytes = 0 if self._moved else self._unfinished_bytes + len(data)
         if self._unfinished_bytes > self._limit_bytes:
             self._refuse(_too_large(self._limit_bytes))
-        elif self._timer is None and self._answered and self.timeout_keep_alive_task is None:
-            self._start_timer()
+        elif not self._unanswered and self.timeout_keep_alive_task is None:
+            self._await_head()
 
     # Callbacks of the parser. What they raise ends the connection with `send_400_response`.
 
@@ -154,8 +198,10 @@ class Connection(HttpToolsProtocol):
             )
         self._move(reading_head=False)
         self._stop_timer()
+        self._door.forget(self)
         super().on_headers_complete()
-        self._asked = True
+        self._unanswered += 1
+        self._in_request = True
 
     def on_chunk_header(self) -> None:
         """Note that a chunk begins; the one without a body is followed by trailers."""
@@ -170,9 +216,11 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """Note the end of a request; if it has been answered already, the connection is idle."""
         self._move(reading_head=True)
+        self._in_request = False
         super().on_message_complete()
-        if self._answered and not self.pipeline:
+        if not self._unanswered:
             self._stop_timer()
+            self._door.forget(self)
             if self.cycle.keep_alive:
                 self.timeout_keep_alive_task = self.loop.call_later(
                     self.timeout_keep_alive, self.timeout_keep_alive_handler
@@ -180,29 +228,36 @@ class Connection(HttpToolsProtocol):
                 self._door.idle[self] = None
 
     def on_response_complete(self) -> None:
-        """Note the end of an answer."""
+        """Note the end of an answer, and go on to what waits for it."""
+        self._unanswered -= 1
         super().on_response_complete()
-        if self.transport.is_closing() or not self._answered or self.pipeline:
+        if self.transport.is_closing() or self._unanswered:
             return
-        if self.cycle.more_body:
-            # The client goes on with a body that nobody wants.
+        if self._refusal is not None:
+            self._say_refusal(self._refusal)
+        elif self._said_all:
+            self.transport.close()
+        elif self._in_request or self._unfinished_bytes:
+            # The client goes on with a body that nobody wants, or is in the middle of a head.
             self._unset_keepalive_if_required()
-            self._start_timer()
+            self._await_head()
         elif self.timeout_keep_alive_task is not None:
             self._door.idle[self] = None
 
     def send_400_response(self, msg: str) -> None:
         """Say why this is no request that is taken, and close."""
+        if self._refusal is None and self._in_request:
+            msg = "The body is not chunked as its Transfer-Encoding says."
         self._refuse(self._refusal or invalid(msg, None))
 
-    @property
-    def _answered(self) -> bool:
-        """Whether no request is under way."""
-        return not self._asked or self.cycle.response_complete
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        """Begin to answer a request."""
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def _is_over(self) -> bool:
         """Whether nothing that comes is looked at any more."""
-        return self._refusal is not None or self.transport.is_closing()
+        return self._refusal is not None or self._said_all or self.transport.is_closing()
 
     def _count(self, size: int) -> None:
         self._head_bytes += size
@@ -221,20 +276,75 @@ class Connection(HttpToolsProtocol):
         return error
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer with an error and end the connection; what comes after this is not looked at."""
+        """End the connection with an error, after the answers to what was asked before.
+
+        What comes after this is not looked at.
+        """
         self._refusal = error
+        self._door.forget(self)
         self._stop_timer()
         self._unset_keepalive_if_required()
-        if not self._answered:
-            # In the middle of an answer there is no place for another one.
+        if self._in_request and not self._withdraw():
+            # Its answer has begun, so that there is no place for another one.
             self.transport.close()
-            return
+        elif not self._unanswered:
+            self._say_refusal(error)
+
+    def _withdraw(self) -> bool:
+        """Forget the request whose end will not come; False where its answer has begun."""
+        self._in_request = False
+        if self.cycle.response_started:
+            return False
+        self._unanswered -= 1
+        if self.pipeline and self.pipeline[0][0] is self.cycle:
+            self.pipeline.popleft()
+        _disconnect(self.cycle)
+        return True
+
+    def _say_refusal(self, error: ApiError) -> None:
+        """Answer with an error and end the connection."""
+        self._stop_timer()
+        self._unset_keepalive_if_required()
         self._door.metrics.requests.labels("other", str(error.status)).inc()
         log.info("a connection is refused: %d, code %s", error.status, error.code)
         self.transport.write(_answer(error))
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._timer = self.loop.call_later(_LINGER_S, self.transport.close)
+
+    def _look_after(self, wait_s: float, *, ask: bool = False) -> None:
+        """End what runs for a client that says no more once it is seen to have gone.
+
+        One that has closed its socket and one that only sends no more look alike, until something
+        is sent to it: the former's machine answers that there is no such connection.
+        """
+        self._timer = None
+        if self.transport.is_closing():
+            return
+        if ask:
+            self._ask_whether_there()
+        peer = self.transport.get_extra_info("socket")
+        if peer is not None and peer.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self.transport.abort()
+            return
+        self._timer = self.loop.call_later(wait_s, self._look_after, _LOOK_S)
+
+    def _ask_whether_there(self) -> None:
+        """Send something that changes nothing, where there is a place for it."""
+        running = self._running
+        if running is None or running.scope["http_version"] == "1.0":
+            return
+        if not running.response_started:
+            self.transport.write(_NOTHING)
+        elif running.chunked_encoding and not running.response_complete:
+            # Only answers of server-sent events have no length.
+            self.transport.write(_NO_EVENT)
+
+    def _await_head(self) -> None:
+        """Begin to wait for the rest of what comes before a request is known."""
+        self._door.begun.setdefault(self)
+        if self._timer is None:
+            self._start_timer()
 
     def _start_timer(self) -> None:
         """Give the client so much time until the end of its next headers."""
@@ -250,13 +360,19 @@ class Connection(HttpToolsProtocol):
         self._timer = None
         if self._is_over():
             return
-        if self._unfinished_bytes and self._answered:
+        if self._unfinished_bytes and not self._unanswered:
             seconds = self._door.settings.head_timeout_s
             self._refuse(
                 ApiError(408, f"No full headers within {seconds:g} s.", code="request_timeout")
             )
         else:
             self.transport.close()
+
+
+def _disconnect(cycle: RequestResponseCycle) -> None:
+    """Tell a request's application that its client has gone."""
+    cycle.disconnected = True
+    cycle.message_event.set()
 
 
 def _too_large(limit_bytes: int) -> ApiError:

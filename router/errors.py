@@ -83,6 +83,14 @@ class ApiError(RouterError):
         }
 
 
+_MOST_SHOWN = 64
+
+
+def shown(value: str) -> str:
+    """Return what a client said as an answer or a line in a log repeats it: not at any length."""
+    return value if len(value) <= _MOST_SHOWN else f"{value[:_MOST_SHOWN]}…"
+
+
 def invalid(message: str, param: str | None, code: str | None = None) -> ApiError:
     """Return the 400 that names a field."""
     return ApiError(400, message, "invalid_request_error", param, code)
@@ -92,7 +100,7 @@ def model_not_found(name: str) -> ApiError:
     """Return the 404 for a model that nobody serves."""
     return ApiError(
         404,
-        f"The model `{name}` does not exist here; `/v1/models` lists those that do.",
+        f"The model `{shown(name)}` does not exist here; `/v1/models` lists those that do.",
         "invalid_request_error",
         "model",
         "model_not_found",

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
-from pie.router.errors import ApiError, overloaded
+from pie.router.errors import ApiError, overloaded, shown
 from pie.router.settings import RouterSettings
 from pie.router.sse import DONE, event
 
@@ -96,7 +96,7 @@ class Exchange:
         if kind != JSON and not kind.endswith("+json"):
             raise ApiError(
                 415,
-                f"Content-Type is {kind[:64]}; send the body as {JSON}.",
+                f"Content-Type is {shown(kind)}; send the body as {JSON}.",
                 code="unsupported_media_type",
             )
         limit = int(self._settings.max_body_bytes)

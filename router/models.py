@@ -154,9 +154,9 @@ class ModelCatalog:
             self._fail(record, str(error))
         # A folder may hold anything, and a tokenizer is foreign code: one that fails in a way that
         # nobody thought of is said and left alone as well.
-        except Exception as error:
+        except Exception:
             log.exception("the tokenizer of worker %s failed", record.place)
-            self._fail(record, f"{type(error).__name__}: {error}")
+            self._fail(record, "its tokenizer cannot be loaded; the router's log says why")
         else:
             self._failed.pop(digest, None)
             self._makers[digest] = maker

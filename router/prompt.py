@@ -31,6 +31,9 @@ has four to five characters a token, so that a far too long text is told from it
 _THREAD_IDS = 1024
 """Ids of an answer that are turned to text here; more, at 2 µs each, are left to a thread."""
 
+_THREAD_TURNS = 256
+"""Messages whose template is rendered here; more, at 5 µs each and more, are left to a thread."""
+
 _CONTEXT_IDS = 64
 """Ids of the prompt that the first characters of an answer may depend on, and more."""
 
@@ -89,7 +92,7 @@ class PromptMaker:
         size = sum(len(turn.text) for turn in turns)
         space = _space(self.tokenizer.digest, model, salt)
         return await self._run(
-            size > self._thread_bytes, lambda: self._conversation(turns, space, context_tokens)
+            self._is_long(size, turns), lambda: self._conversation(turns, space, context_tokens)
         )
 
     async def text(self, text: str, *, context_tokens: int) -> Prompt:
@@ -121,7 +124,8 @@ class PromptMaker:
         if not prompt.rendered or not text:
             return
         ids = array("I", output_ids)
-        await self._run(len(ids) > _THREAD_IDS, lambda: self._remember(prompt, text, ids))
+        long = len(ids) > _THREAD_IDS or self._is_long(len(prompt.rendered), prompt.turns)
+        await self._run(long, lambda: self._remember(prompt, text, ids))
 
     def _remember(self, prompt: Prompt, text: str, ids: array[int]) -> None:
         special = self.tokenizer.special_ids
@@ -153,6 +157,10 @@ class PromptMaker:
         else:
             pieces.append(detokenizer.flush())
         return count if "".join(pieces) == text else None
+
+    def _is_long(self, chars: int, turns: Sequence[Turn]) -> bool:
+        """Whether a conversation would stall streams."""
+        return chars > self._thread_bytes or len(turns) > _THREAD_TURNS
 
     async def _run(self, long: bool, work: Callable[[], T]) -> T:
         """Do short work here and long work in a thread."""

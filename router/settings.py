@@ -14,7 +14,7 @@ from pydantic import BaseModel, ByteSize, ConfigDict, Field, SecretStr, model_va
 class RouterSettings(BaseModel):
     """How the front door listens, and the limits it keeps."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     host: str = Field(
         default="127.0.0.1",
@@ -30,32 +30,37 @@ class RouterSettings(BaseModel):
     max_in_flight: int = Field(
         default=256,
         ge=1,
+        le=1_000_000,
         description="Sequences in flight at this router; one more is answered 429.",
     )
     max_connections: int = Field(
         default=512,
         ge=1,
-        description="Clients' connections at a time. One more takes the place of one that is idle, "
-        "and is answered 503 where none is.",
+        le=1_000_000,
+        description="Clients' connections at a time. One more takes the place of the one that has been "
+        "without a request for longest, and is answered 503 where all have one.",
     )
     max_head_bytes: ByteSize = Field(
         default=ByteSize(64 * 1024),
         gt=0,
+        le=16 << 20,
         description="Largest request line and headers together; larger ones are refused with 431.",
     )
     max_body_bytes: ByteSize = Field(
         default=ByteSize(16 * 1024 * 1024),
         gt=0,
+        le=4 << 30,
         description="Largest request body; a larger one is refused with 413 while it is read.",
     )
     body_budget_bytes: ByteSize = Field(
         default=ByteSize(256 * 1024 * 1024),
         gt=0,
+        le=1 << 40,
         description="Memory for the bodies of all requests that are being read; past it 429.",
     )
-    max_choices: int = Field(default=16, ge=1, description="Largest `n`.")
+    max_choices: int = Field(default=16, ge=1, le=1_024, description="Largest `n`.")
     max_prompts: int = Field(
-        default=64, ge=1, description="Most prompts in one completion request."
+        default=64, ge=1, le=65_536, description="Most prompts in one completion request."
     )
     max_stop_strings: int = Field(default=16, ge=1, le=256, description="Most strings in `stop`.")
     max_logprobs: int = Field(
@@ -67,44 +72,60 @@ class RouterSettings(BaseModel):
     default_completion_tokens: int = Field(
         default=16,
         ge=1,
+        le=1 << 30,
         description="`max_tokens` of a `/v1/completions` request that names none.",
     )
     head_timeout_s: float = Field(
         default=10.0,
         gt=0,
+        le=86_400,
         description="Longest time from a connection, or a request's first byte, to the end of its headers.",
     )
     body_timeout_s: float = Field(
-        default=30.0, gt=0, description="Longest wait for the next part of a request's body."
+        default=30.0,
+        gt=0,
+        le=86_400,
+        description="Longest wait for the next part of a request's body.",
     )
     body_total_timeout_s: float = Field(
-        default=300.0, gt=0, description="Longest time that a request's body may take as a whole."
+        default=300.0,
+        gt=0,
+        le=86_400,
+        description="Longest time that a request's body may take as a whole.",
     )
     request_timeout_s: float = Field(
-        default=900.0, gt=0, description="Longest time from a request to its last token."
+        default=900.0, gt=0, le=86_400, description="Longest time from a request to its last token."
     )
     first_token_timeout_s: float = Field(
-        default=300.0, gt=0, description="Longest wait for a worker's first token."
+        default=300.0, gt=0, le=86_400, description="Longest wait for a worker's first token."
     )
     token_gap_timeout_s: float = Field(
         default=60.0,
         gt=0,
+        le=86_400,
         description="Longest silence of a worker between two tokens; then another one goes on.",
     )
     send_timeout_s: float = Field(
-        default=60.0, gt=0, description="Longest wait for a client to take what was sent."
+        default=60.0,
+        gt=0,
+        le=86_400,
+        description="Longest wait for a client to take what was sent.",
     )
     attempts: int = Field(
-        default=4, ge=1, description="Workers tried for one sequence, the first included."
+        default=4, ge=1, le=100, description="Workers tried for one sequence, the first included."
     )
     worker_wait_s: float = Field(
         default=10.0,
         ge=0,
+        le=86_400,
         description="Longest wait for a worker to come back while a request that lost its own "
         "worker is under way.",
     )
     retry_after_s: float = Field(
-        default=2.0, gt=0, description="`Retry-After` of an answer that does not know better."
+        default=2.0,
+        gt=0,
+        le=86_400,
+        description="`Retry-After` of an answer that does not know better.",
     )
     allow_place_header: bool | None = Field(
         default=None,
@@ -112,20 +133,25 @@ class RouterSettings(BaseModel):
         "Unset allows it on loopback alone.",
     )
     max_workers_connected: int = Field(
-        default=256, ge=1, description="Workers that this router keeps a connection to."
+        default=256, ge=1, le=65_536, description="Workers that this router keeps a connection to."
     )
     thread_bytes: ByteSize = Field(
         default=ByteSize(64 * 1024),
         ge=0,
+        le=4 << 30,
         description="A prompt of more bytes is tokenised in a thread, so that it stalls no stream.",
     )
     remembered_bytes: ByteSize = Field(
         default=ByteSize(64 * 1024 * 1024),
         ge=0,
+        le=1 << 40,
         description="Memory for the token ids of answers, which make the next turn's prompt hit.",
     )
     index_ready_timeout_s: float = Field(
-        default=30.0, gt=0, description="Longest wait at the start for the index to be read."
+        default=30.0,
+        gt=0,
+        le=86_400,
+        description="Longest wait at the start for the index to be read.",
     )
 
     @property

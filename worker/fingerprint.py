@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import struct
 import tempfile
 from pathlib import Path
@@ -34,6 +35,7 @@ _UNHASHED_CONFIG = frozenset({"_name_or_path", "transformers_version", "dtype", 
 in has its own field in the root."""
 
 _REMEMBERED_FILES = 4096
+_HASH = re.compile(r"[0-9a-f]{64}")
 
 
 def model_fingerprint(folder: ModelFolder, cache_folder: Path) -> bytes:
@@ -103,7 +105,7 @@ def _read_memory(file: Path) -> dict[str, str]:
         return {}
     if not isinstance(known, dict):
         return {}
-    return {k: v for k, v in known.items() if isinstance(v, str) and len(v) == 64}
+    return {k: v for k, v in known.items() if isinstance(v, str) and _HASH.fullmatch(v)}
 
 
 def _write_memory(file: Path, hashes: dict[str, str]) -> None:

@@ -19,10 +19,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from gguf import GGUFReader
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from pie.worker.errors import ModelError, UnsupportedModel
+from pie.worker.errors import ModelError, NotEnoughMemory, UnsupportedModel
 from pie.worker.fingerprint import file_hash
+from pie.worker.manifest import damage, write_manifest
 
 log = logging.getLogger("pie.worker.gguf")
 
@@ -32,39 +35,110 @@ changes, and old pages are not read again."""
 
 _LOCK_WAIT_S = 1800.0
 _LOCK_POLL_S = 0.2
+_SMALL_FILES_BYTES = 32 << 20
+"""What tokenizer, template and configuration may take beside the weights."""
 
 
 def convert(file: Path, *, name: str, cache_folder: Path, progress: Callable[[str], None]) -> Path:
     """Return the Hugging Face folder made from a GGUF file, making it where it is not there.
 
     The folder appears whole or not at all, and is named by the file's content and the version of
-    the conversion. Weights are float32: what the file's quantised numbers stand for, exactly.
+    the conversion. One that is no longer what was written is made anew. Weights are float32: what
+    the file's quantised numbers stand for, exactly.
 
     Raises:
         UnsupportedModel: Transformers cannot read the file.
-        ModelError: Another process has been converting it for half an hour.
+        NotEnoughMemory: It does not fit into memory.
+        ModelError: Nothing can be written to `cache_folder`, or it has too little room; or another
+            process has been converting the file for half an hour.
     """
     cache_folder = cache_folder.expanduser()
     digest = file_hash(file, cache_folder)
     folder = cache_folder / "models" / f"{name}-{digest.hex()[:16]}-v{CONVERSION_VERSION}"
+    what = f"the converted {name} cannot be written"
     if folder.is_dir():
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(folder.with_name(f"{folder.name}.lock"), name, progress):
-        if folder.is_dir():
+        wrong = damage(folder, cache_folder)
+        if wrong is None:
             return folder
-        progress(f"Converting {name}, once on this host (about half a minute for 100 MB)")
+        what = f"{folder} is damaged ({wrong}), remove that folder; it cannot be made anew"
+    with _written(folder, what):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder.with_name(f"{folder.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
+    with _locked(lock, folder, name, progress):
+        if folder.is_dir():
+            wrong = damage(folder, cache_folder)
+            if wrong is None:
+                return folder
+            progress(f"Converting {name} again: {folder} is damaged ({wrong})")
+            _remove(folder, wrong)
+        else:
+            progress(f"Converting {name}, once on this host (about half a minute for 100 MB)")
         started_s = time.monotonic()
         _remove_leftovers(folder)
+        _make(file, folder, name)
+        progress(f"Converted {name} in {time.monotonic() - started_s:.0f} s")
+    return folder
+
+
+def _make(file: Path, folder: Path, name: str) -> None:
+    """Convert `file` into `folder`, which is not there yet; only under the lock."""
+    needed = _room(file)
+    free = shutil.disk_usage(folder.parent).free
+    if needed > free:
+        raise ModelError(
+            f"the converted {name} takes {_mib(needed)} in {folder.parent}, and {_mib(free)} are "
+            "free: make room there, or set model.cache_folder to a folder that has it"
+        )
+    what = f"the converted {name} cannot be written; it takes {_mib(needed)}"
+    with _written(folder, what):
         scratch = Path(tempfile.mkdtemp(prefix=f"{folder.name}.tmp-", dir=folder.parent))
         try:
             _write(file, scratch)
+            write_manifest(scratch)
             scratch.chmod(0o755)
             scratch.rename(folder)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-        progress(f"Converted {name} in {time.monotonic() - started_s:.0f} s")
-    return folder
+
+
+@contextmanager
+def _written(folder: Path, what: str) -> Iterator[None]:
+    """Say what to do where the cache takes nothing: it is full, read-only, or no folder."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ModelError(
+            f"{what} ({folder.parent}: {reason}): make room there, or set model.cache_folder to "
+            "another folder"
+        ) from error
+
+
+def _remove(folder: Path, wrong: str) -> None:
+    """Remove a damaged folder at once for those who look, then its files."""
+    try:
+        doomed = Path(tempfile.mkdtemp(prefix=f"{folder.name}.tmp-", dir=folder.parent))
+        folder.rename(doomed / "damaged")
+    except OSError as error:
+        raise ModelError(
+            f"{folder} is damaged ({wrong}) and cannot be replaced ({error.strerror}): remove that "
+            "folder, or set model.cache_folder to another one"
+        ) from error
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _room(file: Path) -> int:
+    """Return about how many bytes the conversion of a file takes; 0 where it cannot be read."""
+    try:
+        tensors = GGUFReader(file).tensors
+    # What a broken file makes the reader raise has no end; transformers says what is wrong with it.
+    except Exception:  # noqa: BLE001
+        return 0
+    return sum(int(one.n_elements) for one in tensors) * 4 + _SMALL_FILES_BYTES
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):.0f} MiB"
 
 
 def _write(file: Path, folder: Path) -> None:
@@ -73,6 +147,8 @@ def _write(file: Path, folder: Path) -> None:
     try:
         loaded = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(**where)
+    except MemoryError as error:
+        raise NotEnoughMemory(f"{file} does not fit into memory") from error
     # What a foreign or broken file makes transformers and gguf raise has no end.
     except Exception as error:
         raise UnsupportedModel(f"transformers cannot read {file}: {error}") from error
@@ -102,11 +178,12 @@ def _remove_leftovers(folder: Path) -> None:
 
 
 @contextmanager
-def _locked(path: Path, name: str, progress: Callable[[str], None]) -> Iterator[None]:
-    """Hold the lock file at `path`; the system frees it when its holder dies."""
+def _locked(
+    handle: int, folder: Path, name: str, progress: Callable[[str], None]
+) -> Iterator[None]:
+    """Hold a lock file, and close it; the system frees it when its holder dies."""
     deadline_s = time.monotonic() + _LOCK_WAIT_S
     told = False
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         while True:
             try:
@@ -119,7 +196,7 @@ def _locked(path: Path, name: str, progress: Callable[[str], None]) -> Iterator[
                 if time.monotonic() > deadline_s:
                     raise ModelError(
                         f"another process has been converting {name} for half an hour; "
-                        f"stop it (it holds {path}) and start again"
+                        f"stop it (it holds {folder}.lock) and start again"
                     ) from None
                 time.sleep(_LOCK_POLL_S)
         yield

@@ -80,7 +80,7 @@ def load_model(settings: ModelSettings, *, progress: Progress = quiet) -> Model:
         revision=settings.revision,
         progress=progress,
     )
-    device = torch.device(settings.device)
+    device = _device(settings.device)
     dtype = TORCH_DTYPES[settings.dtype]
     config = _read_config(found.path)
     check_config(config)
@@ -150,6 +150,14 @@ def describe(
         attention=attention,
         cache_folder=cache_folder.expanduser(),
     )
+
+
+def _device(name: str) -> torch.device:
+    device = torch.device(name)
+    there = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= there:
+        raise UnsupportedModel(f"model.device: there is no {name} here, of {there} CUDA devices")
+    return device
 
 
 def _read_config(folder: Path) -> PretrainedConfig:

@@ -128,12 +128,20 @@ class Scheduler:
         )
 
     def submit(self, sequence: Sequence) -> bool:
-        """Queue a sequence; False, and no change, where the queue is full."""
-        if len(self._waiting) >= self._limits.max_waiting:
-            return False
+        """Queue a sequence; False where it would have to wait and the queue is full.
+
+        What has arrived since the last plan and fits waits for nothing, and is no part of the queue.
+        """
+        full = len(self._waiting) >= self._limits.max_waiting
         held = self._table.matching(sequence.working_set.keys)
         sequence.expected_tokens = max(1, sequence.length - held.pages * self._page_tokens)
         self._queue(sequence)
+        if full:
+            self._admit(sequence.arrived_s)
+            waits = sequence.state is SequenceState.WAITING
+            if waits and len(self._waiting) > self._limits.max_waiting:
+                self._waiting.remove(sequence)
+                return False
         return True
 
     def plan(self, now_s: float, *, prefill_tokens: int) -> StepPlan:

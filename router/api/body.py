@@ -1,15 +1,15 @@
-"""What every generating request may say, and how its mistakes are told.
+"""What every generating request may say, and the way from bytes to a body.
 
-Covers the fields that chat and completions share, fields that are ignored or refused, and turning
-all problems of a body into one OpenAI-shaped error. Does not cover what is special to an endpoint
-(`pie.router.api.chat`, `pie.router.api.completions`).
+Covers the fields that chat and completions share, and their mistakes. Does not cover what is special
+to an endpoint (`pie.router.api.chat`, `pie.router.api.completions`), fields that are no body's
+(`pie.router.api.extras`) or how mistakes are told (`pie.router.api.problems`).
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Annotated, Self, TypeVar, cast
 
 from pydantic import (
@@ -25,69 +25,20 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from pie.router.errors import ApiError, invalid
+from pie.router.api.bulk import check_bulk
+from pie.router.api.extras import extra_problems, unsupported_problems
+from pie.router.api.problems import Problem, problems_of, refuse
+from pie.router.errors import invalid, shown
 from pie.wire.messages import Sampling
 
 INT64_MAX = 2**63 - 1
 MAX_STOP_CHARS = 1024
+MAX_STOP_STRINGS = 256
+"""Whatever the settings say."""
 MAX_STOP_TOKENS = 128
 MAX_LOGIT_BIASES = 4096
 """What a worker takes: biases are put together anew at each step."""
 _MAX_ID_DIGITS = 19
-
-HARMLESS = frozenset(
-    {
-        "metadata",
-        "store",
-        "service_tier",
-        "parallel_tool_calls",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "safety_identifier",
-    }
-)
-"""Fields that change nothing about the text of an answer: ignored."""
-
-UNSUPPORTED: Mapping[str, Sequence[object]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "modalities": (["text"],),
-    "audio": (),
-    "prediction": (),
-    "web_search_options": (),
-    "reasoning_effort": (),
-    "verbosity": (),
-    "echo": (False,),
-    "best_of": (1,),
-    "suffix": ("",),
-    "repetition_penalty": (1, 1.0),
-    "length_penalty": (1, 1.0),
-    "use_beam_search": (False,),
-    "prompt_logprobs": (),
-    "min_tokens": (0,),
-    "bad_words": ([],),
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "documents": ([],),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "include_stop_str_in_output": (False,),
-    "truncate_prompt_tokens": (),
-    "priority": (0,),
-    "lora_request": (),
-    "tool_calls": ([],),
-}
-"""Fields that mean something which is not built, each with values that ask for nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +72,9 @@ def _stop_kind(value: object) -> str:
 
 
 _Stop = Annotated[
-    Annotated[str, Tag("~text")] | Annotated[list[str], Tag("~list")], Discriminator(_stop_kind)
+    Annotated[str, Tag("~text")]
+    | Annotated[list[str], Field(fail_fast=True, max_length=MAX_STOP_STRINGS), Tag("~list")],
+    Discriminator(_stop_kind),
 ]
 
 
@@ -179,7 +132,9 @@ class GenerationBody(BaseModel):
     ignore_eos: bool | None = Field(
         default=None, description="Go on after the model's end-of-text token."
     )
-    stop_token_ids: list[int] | None = Field(
+    stop_token_ids: (
+        Annotated[list[int], Field(fail_fast=True, max_length=MAX_STOP_TOKENS)] | None
+    ) = Field(
         default=None, description=f"Token ids that end the answer, at most {MAX_STOP_TOKENS}."
     )
     cache_salt: str | None = Field(
@@ -218,29 +173,25 @@ class GenerationBody(BaseModel):
             )
         return value
 
-    @field_validator("logit_bias")
+    @field_validator("logit_bias", mode="before")
     @classmethod
-    def _logit_bias_of_token_ids(cls, value: dict[str, float] | None) -> dict[str, float] | None:
-        if value is not None and len(value) > MAX_LOGIT_BIASES:
+    def _logit_bias_of_token_ids(cls, value: object) -> object:
+        """Stop at the first mistake: a schema would look at every entry."""
+        if not isinstance(value, dict):
+            return value
+        if len(value) > MAX_LOGIT_BIASES:
             raise PydanticCustomError(
                 "too_many", "at most {most} token ids", {"most": MAX_LOGIT_BIASES}
             )
-        for token, bias in (value or {}).items():
+        for token, bias in value.items():
             if not (token.isascii() and token.isdigit() and len(token) <= _MAX_ID_DIGITS):
                 raise PydanticCustomError(
-                    "bad_token", "keys are token ids, not {token}", {"token": repr(token[:32])}
+                    "bad_token", "keys are token ids, not {token}", {"token": repr(shown(token))}
                 )
+            if isinstance(bias, bool) or not isinstance(bias, int | float):
+                raise PydanticCustomError("bad_bias", "values are numbers")
             if not -100 <= bias <= 100:
                 raise PydanticCustomError("bad_bias", "values lie between -100 and 100")
-        return value
-
-    @field_validator("stop_token_ids")
-    @classmethod
-    def _stop_tokens_bounded(cls, value: list[int] | None) -> list[int] | None:
-        if value is not None and len(value) > MAX_STOP_TOKENS:
-            raise PydanticCustomError(
-                "too_many", "at most {most} token ids", {"most": MAX_STOP_TOKENS}
-            )
         return value
 
     @model_validator(mode="after")
@@ -296,32 +247,21 @@ B = TypeVar("B", bound=GenerationBody)
 
 
 def parse_body(kind: type[B], data: bytes | bytearray, limits: BodyLimits) -> B:
-    """Return the body that `data` spells.
+    """Return the body that `data` spells, in a tenth of a second at most.
 
     Raises:
-        ApiError: 400 that names every problem; `param` is the first problem's field.
+        ApiError: 400 that names the problems; `param` is the first problem's field.
     """
+    check_bulk(kind, data)
     try:
         body = kind.model_validate_json(data, context=limits)
     except ValidationError as error:
-        raise _told(error, data) from None
-    if body.__pydantic_extra__:
-        problems = list(extra_problems(body.__pydantic_extra__))
-        if problems:
-            raise _joined(problems)
-    problems = list(body_problems(body))
-    if problems:
-        raise _joined(problems)
+        problems = problems_of(error)
+        unread = unsupported_problems(kind, data, {problem.param for problem in problems})
+        refuse(chain(problems, unread))
+        raise
+    refuse(chain(extra_problems(body.__pydantic_extra__ or {}), body_problems(body)))
     return body
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One thing that is wrong with one field."""
-
-    param: str | None
-    message: str
-    code: str | None = None
 
 
 def body_problems(body: GenerationBody) -> Iterator[Problem]:
@@ -329,78 +269,3 @@ def body_problems(body: GenerationBody) -> Iterator[Problem]:
     for position, message in enumerate(getattr(body, "messages", ())):
         if message.model_extra:
             yield from extra_problems(message.model_extra, f"messages[{position}].")
-
-
-def extra_problems(extra: Mapping[str, object], prefix: str = "") -> Iterator[Problem]:
-    """Yield a problem for each field that is neither known nor harmless."""
-    for name, value in extra.items():
-        if value is None or name in HARMLESS:
-            continue
-        param = prefix + name[:64]
-        if name not in UNSUPPORTED:
-            yield Problem(param, f"{param}: unknown field", "unknown_parameter")
-        elif value not in UNSUPPORTED[name]:
-            yield Problem(param, f"{param}: not supported", "unsupported_parameter")
-
-
-def _told(error: ValidationError, data: bytes | bytearray) -> ApiError:
-    """Return all problems of a body as one answer."""
-    problems: list[Problem] = []
-    for item in error.errors(include_url=False):
-        if item["type"] == "json_invalid":
-            return invalid(f"The body is not JSON: {item['msg']}", None, "invalid_json")
-        param = field_path(item["loc"])
-        message = item["msg"].removeprefix("Value error, ")
-        if item["type"] == "stream_options":
-            param = "stream_options"
-        elif item["type"] == "missing":
-            message = f"{param}: is required"
-        elif item["type"] == "literal_error" and item.get("input") in ("tool", "function"):
-            message = f"{param}: messages of tools are not supported"
-        elif param is not None:
-            message = f"{param}: {message[:1].lower()}{message[1:]}"
-        problems.append(Problem(param, message, _code(item["type"])))
-    try:
-        raw = json.loads(data)
-    except (ValueError, RecursionError):
-        raw = None
-    if isinstance(raw, dict):
-        known = {item["loc"][0] for item in error.errors(include_url=False) if item["loc"]}
-        problems += [
-            problem
-            for problem in extra_problems(
-                {name: raw[name] for name in raw if name not in known and name in UNSUPPORTED}
-            )
-            if problem.param not in _FIELDS
-        ]
-    return _joined(problems)
-
-
-_FIELDS = frozenset(GenerationBody.model_fields)
-
-
-def _code(kind: str) -> str:
-    """Return OpenAI's code for a kind of mistake that pydantic found."""
-    if kind == "missing":
-        return "missing_required_parameter"
-    return "invalid_type" if kind.endswith("_type") else "invalid_value"
-
-
-def field_path(loc: Sequence[int | str]) -> str | None:
-    """Return where a problem is, such as `messages[0].content`; None for the body itself."""
-    path = ""
-    for step in loc:
-        if isinstance(step, int):
-            path += f"[{step}]"
-        elif not step.startswith("~"):
-            path += f".{step}" if path else step
-    return path or None
-
-
-def _joined(problems: Sequence[Problem]) -> ApiError:
-    """Return one answer that names every problem."""
-    first = problems[0]
-    shown = [problem.message for problem in problems[:10]]
-    if len(problems) > len(shown):
-        shown.append(f"and {len(problems) - len(shown)} more")
-    return invalid("; ".join(shown), first.param, first.code)

@@ -28,6 +28,9 @@ from pie.router.api.usage import Usage, finish_text
 from pie.router.mailbox import Piece
 from pie.wire.messages import PositionLogprobs, TokenLogprob
 
+MAX_MESSAGES = 16_384
+MAX_PARTS = 16_384
+
 
 class TextPart(BaseModel):
     """A part of a message's content. Only text is understood."""
@@ -50,10 +53,18 @@ class ChatMessage(BaseModel):
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[
-        Annotated[str, Tag("~text")] | Annotated[list[TextPart], Tag("~parts")],
+        Annotated[str, Tag("~text")]
+        | Annotated[list[TextPart], Field(fail_fast=True, max_length=MAX_PARTS), Tag("~parts")],
         Discriminator(_content_kind),
     ]
     name: str | None = Field(default=None, description="Not used.")
+
+    @field_validator("role", mode="before")
+    @classmethod
+    def _role_of_no_tool(cls, value: object) -> object:
+        if value in ("tool", "function"):
+            raise PydanticCustomError("tool_role", "messages of tools are not supported")
+        return value
 
     @property
     def text(self) -> str:
@@ -66,7 +77,9 @@ class ChatMessage(BaseModel):
 class ChatBody(GenerationBody):
     """Body of `/v1/chat/completions`."""
 
-    messages: list[ChatMessage] = Field(min_length=1, description="The conversation so far.")
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True)] = Field(
+        min_length=1, max_length=MAX_MESSAGES, description="The conversation so far."
+    )
     max_completion_tokens: int | None = Field(
         default=None, ge=1, le=INT64_MAX, description="The newer name of `max_tokens`."
     )

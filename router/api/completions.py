@@ -38,9 +38,13 @@ class CompletionBody(GenerationBody):
 
     prompt: Annotated[
         Annotated[str, Tag("~text")]
-        | Annotated[list[str], Tag("~texts")]
-        | Annotated[list[int], Tag("~tokens")]
-        | Annotated[list[list[int]], Tag("~token_lists")],
+        | Annotated[list[str], Field(fail_fast=True), Tag("~texts")]
+        | Annotated[list[int], Field(fail_fast=True), Tag("~tokens")]
+        | Annotated[
+            list[Annotated[list[int], Field(fail_fast=True)]],
+            Field(fail_fast=True),
+            Tag("~token_lists"),
+        ],
         Discriminator(_prompt_kind),
     ] = Field(description="A text, a list of texts, a list of token ids, or a list of such lists.")
     logprobs: int | None = Field(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from openai import OpenAI
@@ -20,6 +23,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
         yield serving
     finally:
         serving.stop()
+
+
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """A folder for temporary files, its path short enough for sockets."""
+    folder = Path(tempfile.mkdtemp(prefix="pie", dir="/tmp"))
+    yield folder
+    shutil.rmtree(folder)
 
 
 @pytest.fixture

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -31,14 +28,6 @@ def pie(folder: Path, *arguments: str, **settings: str) -> subprocess.CompletedP
         timeout=120,
         check=False,
     )
-
-
-@pytest.fixture
-def temporary() -> Iterator[Path]:
-    """A folder for temporary files, its path short enough for sockets."""
-    folder = Path(tempfile.mkdtemp(prefix="pie", dir="/tmp"))
-    yield folder
-    shutil.rmtree(folder)
 
 
 def assert_sentence(done: subprocess.CompletedProcess[str], *words: str) -> None:

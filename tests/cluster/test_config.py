@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given, strategies as st
+from pydantic import ByteSize
 
 from pie.cluster.config import load_config, sections
 from pie.cluster.errors import ConfigError
@@ -140,3 +142,49 @@ def test_a_secret_is_not_shown_by_what_is_said_of_a_mistake() -> None:
 
 def test_the_password_in_a_url_is_not_shown() -> None:
     assert shown("redis://:hunter2@host:6379/0") == '"redis://***@host:6379/0"'
+
+
+NUMBERS = [
+    (section, key)
+    for section, settings in sections().items()
+    for key, field in settings.model_fields.items()
+    if {int, float, ByteSize} & {field.annotation, *get_args(field.annotation)}
+]
+
+
+@pytest.mark.parametrize(("section", "key"), NUMBERS)
+@pytest.mark.parametrize("value", ["-1", "inf", "-inf", "nan", "1e300", "1" + "0" * 30])
+def test_no_number_is_without_bounds(tmp_path: Path, section: str, key: str, value: str) -> None:
+    file = write(tmp_path, f"[{section}]\n{key} = {value}\n")
+    assert f"{file}:2: {section}.{key}" in problems(file)[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("MODEL__THREADS", "10000"),
+        ("MODEL__CONTEXT_TOKENS", "1"),
+        ("MODEL__DEVICE", "gpu"),
+        ("MODEL__DEVICE", "cuda:"),
+        ("MODEL__ATTENTION", "fast"),
+        ("MODEL__REVISION", ""),
+        ("POOL__NODES", "1000"),
+        ("POOL__DISK_FOLDERS", "[]"),
+        ("INDEX__URL", "localhost:6379"),
+        ("INDEX__KEY_PREFIX", ""),
+    ],
+)
+def test_what_can_never_work_is_refused_with_what_is_allowed(name: str, value: str) -> None:
+    (problem,) = problems(None, {f"PIE_{name}": value})
+    assert problem.startswith(f"PIE_{name}: {name.lower().replace('__', '.')}: ")
+
+
+def test_bounds_are_said_in_words_and_units() -> None:
+    for value, variable, said in (
+        ("10000", "PIE_MODEL__THREADS", "model.threads: must be at most 1024 (got '10000')"),
+        ("1", "PIE_MODEL__CONTEXT_TOKENS", "model.context_tokens: must be at least 2 (got '1')"),
+        ("1KiB", "PIE_MODEL__DEVICE_KV_BUDGET", "must be at least 64.0KiB"),
+        ("0", "PIE_ROUTER__RETRY_AFTER_S", "must be more than 0.0"),
+        ("tpu", "PIE_MODEL__DEVICE", "Where the model runs: `cpu`, `cuda`, `cuda:1`."),
+    ):
+        assert said in problems(None, {variable: value})[0]

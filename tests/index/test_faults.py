@@ -1,6 +1,7 @@
 """Whatever happens to Redis, to places and to readers: in the end the mirror equals what places hold."""
 
 import asyncio
+import logging
 import os
 import random
 import shutil
@@ -186,6 +187,26 @@ async def test_a_full_redis_is_a_degraded_one(own_settings: IndexSettings) -> No
         await until(lambda: place.publisher.mode is IndexMode.DEGRADED, "degraded")
         await index.redis.config_set("maxmemory", 0)
         await index.settled()
+
+
+async def test_a_place_says_once_that_it_cannot_publish_and_once_that_it_can_again(
+    own_settings: IndexSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with running(own_settings) as index:
+        place = await index.join("w0")
+        place.store(0)
+        await index.settled()
+        await index.redis.config_set("maxmemory", 1)
+        # More than is kept for later, so that the place must announce itself, again and again.
+        place.store(*range(1, 2_000))
+        await until(lambda: place.modes.count(IndexMode.DEGRADED) >= 3, "refused three times")
+        await index.redis.config_set("maxmemory", 0)
+        await index.settled()
+        await until(lambda: place.publisher.mode is IndexMode.OK, "published")
+    said = [record.message for record in caplog.records if record.message.startswith("w0")]
+    assert sum("cannot publish" in message for message in said) == 1
+    assert said.count("w0 publishes again") == 1
 
 
 async def test_a_snapshot_that_raises_is_asked_again(index_settings: IndexSettings) -> None:

@@ -53,6 +53,12 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "bad.py").write_text("x = 1\nraise RuntimeError('not today')\n")
     (tmp_path / "wrong.py").write_text("def (:\n")
     (tmp_path / "leaving.py").write_text("raise SystemExit(3)\n")
+    (tmp_path / "quitting.py").write_text(
+        "from pie.policies.lru import LruRetention\n"
+        "class Quitting(LruRetention):\n"
+        "    def __init__(self):\n"
+        "        raise SystemExit(3)\n"
+    )
     return tmp_path
 
 
@@ -60,7 +66,9 @@ def problems(text: str | bytes, folder: Path | None = None) -> list[str]:
     text = textwrap.dedent(text).lstrip("\n") if isinstance(text, str) else text
     with pytest.raises(PolicyFileError) as caught:
         load_policies(text, name="p.yaml", folder=folder)
-    assert str(caught.value) == "\n".join(f"p.yaml:{p}" for p in caught.value.problems)
+    assert str(caught.value) == "\n".join(
+        f"p.yaml:{'' if p.line else ' '}{p}" for p in caught.value.problems
+    )
     return [str(problem) for problem in caught.value.problems]
 
 
@@ -167,6 +175,7 @@ def test_wrong_options_are_told_with_their_place() -> None:
         ("worker: {retention: 'bad:X'}", "RuntimeError: not today (bad.py, line 2)"),
         ("worker: {retention: 'wrong:X'}", "cannot be imported: SyntaxError"),
         ("worker: {retention: 'leaving:X'}", "cannot be imported: SystemExit"),
+        ("worker: {retention: 'quitting:Quitting'}", "refuses its options: SystemExit: 3"),
         ("worker: {retention: 'mine:Mime'}", "has no 'Mime', did you mean 'Mine'?"),
         ("worker: {retention: 'mine:NOT_A_CLASS'}", "is not a class but a int"),
         ("worker: {retention: 'mine:Helper'}", "is not a retention policy: it has no `stored`"),

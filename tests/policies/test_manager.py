@@ -1,9 +1,12 @@
 """The manager against a plain model, with policies that raise and propose nonsense."""
 
+import asyncio
 import functools
 import itertools
 import logging
+import signal
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import settings, strategies as st
@@ -57,6 +60,30 @@ class RaisingLate(LruRetention):
     def victims(self, bytes_needed: int, now_s: float) -> Iterator[tuple[PageKey, Part]]:
         yield from itertools.islice(super().victims(bytes_needed, now_s), 1)
         raise RuntimeError("late")
+
+
+class Ending:
+    """A policy that raises, at every call, what would end a process or a task."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def stored(self, page: PageView, now_s: float) -> None:
+        raise self._error
+
+    def hit(self, key: PageKey, part: Part, now_s: float) -> None:
+        raise self._error
+
+    def removed(self, key: PageKey, part: Part) -> None:
+        raise self._error
+
+    def victims(self, bytes_needed: int, now_s: float) -> Iterator[tuple[PageKey, Part]]:
+        yield key(3), Part.FULL
+        raise self._error
+
+
+class OwnKindError(BaseException):
+    """What no `except Exception` catches."""
 
 
 def manager_of(policy: RetentionPolicy | None = None, pages: int = 4) -> RetentionManager:
@@ -148,6 +175,33 @@ def test_where_a_policy_raises_lru_answers(
     assert "`lru` decides" in caplog.text
     assert 1 <= len(caplog.records) < manager.counts.failures or manager.counts.failures <= 2
     manager.check()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError(), OwnKindError()],
+    ids=lambda error: type(error).__name__,
+)
+def test_no_policy_ends_the_thread_that_asks_it(error: BaseException) -> None:
+    with ThreadPoolExecutor(1) as step_thread:
+        manager = step_thread.submit(manager_of, Ending(error)).result()
+        step_thread.submit(manager.hit, key(0), Part.FULL, 0.0).result()
+        assert step_thread.submit(chosen, manager, 3).result() == [3, 1, 2]
+        step_thread.submit(manager.removed, key(1), Part.FULL).result()
+    assert manager.counts.failures == 7
+    assert manager.counts.fallbacks == 1
+    manager.check()
+
+
+def test_what_a_signal_raises_while_a_policy_runs_goes_on() -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            manager_of(Ending(KeyboardInterrupt()))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with pytest.raises(OwnKindError):
+        manager_of(Ending(OwnKindError()))
 
 
 NONSENSE: dict[str, Proposals] = {

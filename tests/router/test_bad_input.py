@@ -130,7 +130,39 @@ async def test_unknown_paths_and_wrong_methods(
 ) -> None:
     response = await http.request(method, router.url + path)
     assert response.status_code == status
-    assert path in told(response)["message"]
+    error = told(response)
+    assert path in error["message"]
+    if status == 405:
+        assert error["code"] == "method_not_allowed"
+        assert response.headers["allow"].partition(",")[0] in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", CHAT, GOOD | {"model": "m" * 50_000}),
+        ("GET", "/v1/models/" + "m" * 50_000, None),
+        ("GET", "/" + "m" * 50_000, None),
+        ("M" * 50_000, CHAT, None),
+        ("POST", CHAT, GOOD | {"m" * 50_000: 1}),
+        ("POST", CHAT, GOOD | {"logit_bias": {"m" * 50_000: 1}}),
+    ],
+)
+async def test_no_answer_repeats_at_length_what_was_asked(
+    router: RouterService, http: httpx.AsyncClient, method: str, path: str, body: object
+) -> None:
+    response = await http.request(method, router.url + path, json=body)
+    assert response.status_code >= 400
+    assert len(told(response)["message"]) < 300
+
+
+async def test_no_answer_repeats_a_header_at_length(
+    router: RouterService, http: httpx.AsyncClient
+) -> None:
+    for header in ("x-pie-place", "content-type"):
+        headers = {"content-type": "application/json", header: "m" * 50_000}
+        response = await http.post(router.url + CHAT, content=json.dumps(GOOD), headers=headers)
+        assert len(told(response)["message"]) < 300
 
 
 async def test_garbage_and_half_requests_leave_the_router_well(

@@ -1,5 +1,6 @@
 """What a candidate is said to hold, and a policy that fails."""
 
+import asyncio
 from array import array
 from collections.abc import Sequence
 from typing import Any
@@ -231,8 +232,11 @@ def test_a_run_is_followed_to_its_end_however_it_is_spread(node_pages: int) -> N
 class Raising:
     """A policy that fails."""
 
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
     def choose(self, request: RequestView, workers: Sequence[WorkerView]) -> Choice:
-        raise RuntimeError("no")
+        raise self._error
 
 
 class Absent:
@@ -242,7 +246,15 @@ class Absent:
         return Choice(PlaceId("elsewhere"), ())
 
 
-@pytest.mark.parametrize("policy", [Raising(), Absent()])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        Raising(RuntimeError("no")),
+        Raising(SystemExit(3)),
+        Raising(asyncio.CancelledError()),
+        Absent(),
+    ],
+)
 def test_the_built_in_answers_for_a_policy_that_fails(policy: RoutingPolicy) -> None:
     fleet = Fleet(policy)
     fleet.store("w1", Tier.DEVICE, slice(5))

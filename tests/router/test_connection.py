@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
 from pie.router.service import RouterService
 from tests.router.conftest import WAIT_S, Cluster
+from tests.router.sockets import GET, Clients
 
 pytestmark = pytest.mark.live
 
 CHAT = "/v1/chat/completions"
-GET = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
 LIMIT_BYTES = 16 * 1024
 LATE_S = 0.3
 
@@ -34,77 +32,6 @@ async def router(cluster: Cluster) -> RouterService:
         body_total_timeout_s=2 * LATE_S,
         max_connections=8,
     )
-
-
-class Client:
-    """A plain socket."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader = reader
-        self.writer = writer
-        self.sent_bytes = 0
-        self._whole: asyncio.Task[bytes] | None = None
-
-    async def send(self, data: bytes, times: int = 1, pause_s: float = 0.0) -> None:
-        """Send the same again and again, until the other end has had enough."""
-        for _ in range(times):
-            if self._rest().done():
-                return
-            self.writer.write(data)
-            try:
-                await self.writer.drain()
-            except OSError:
-                return
-            self.sent_bytes += len(data)
-            await asyncio.sleep(pause_s)
-
-    def _rest(self) -> asyncio.Task[bytes]:
-        """Read, from now on, all that comes until the connection ends."""
-        if self._whole is None:
-            self._whole = asyncio.create_task(self.reader.read())
-        return self._whole
-
-    async def answer(self) -> tuple[int, dict[str, str]]:
-        """Return the status and the error that the connection ends with."""
-        async with asyncio.timeout(WAIT_S):
-            whole = await self._rest()
-        head, _, content = whole.partition(b"\r\n\r\n")
-        assert b"connection: close" in head.lower()
-        return int(head.split()[1]), json.loads(content)["error"]
-
-    async def is_closed(self) -> bool:
-        """Wait until the other end has closed, whatever it says before."""
-        done, _ = await asyncio.wait([self._rest()], timeout=WAIT_S)
-        if done:
-            # A reset is an end like another.
-            self._rest().exception()
-        return bool(done)
-
-    async def get(self) -> int:
-        """Return the status of a small request on this connection, which stays open."""
-        self.writer.write(GET)
-        async with asyncio.timeout(WAIT_S):
-            head = await self.reader.readuntil(b"\r\n\r\n")
-            length = int(head.lower().partition(b"content-length: ")[2].split()[0])
-            await self.reader.readexactly(length)
-        return int(head.split()[1])
-
-
-class Clients:
-    """Sockets to one router, closed at the end of a test."""
-
-    def __init__(self, url: str) -> None:
-        self._url = urlsplit(url)
-        self._all: list[Client] = []
-
-    async def new(self) -> Client:
-        client = Client(*await asyncio.open_connection(self._url.hostname, self._url.port))
-        self._all.append(client)
-        return client
-
-    def close(self) -> None:
-        for client in self._all:
-            client.writer.close()
 
 
 @pytest.fixture
@@ -201,12 +128,6 @@ async def test_a_body_that_comes_byte_by_byte_runs_out_of_time(
     assert time.monotonic() - began_s < 10 * LATE_S
 
 
-async def test_requests_sent_ahead_are_bounded(clients: Clients) -> None:
-    client = await clients.new()
-    await client.send(GET * 1000)
-    assert await client.is_closed()
-
-
 async def test_an_idle_connection_lives_longer_than_headers_may_take(clients: Clients) -> None:
     client = await clients.new()
     for _ in range(3):
@@ -226,11 +147,35 @@ async def test_connections_that_ask_for_nothing_leave_room_for_others(
     assert await idle[-1].get() == 200
 
 
+@pytest.mark.parametrize("said", [b"", b"G", b"GET /health HTTP/1.1\r\nhost: x\r\n"])
+async def test_connections_that_say_nothing_or_half_of_it_leave_room_for_others(
+    clients: Clients, said: bytes
+) -> None:
+    silent = [await clients.new(said) for _ in range(20)]
+    newest = await clients.new()
+    assert await newest.get() == 200
+    for client in silent[:12]:
+        assert await client.is_closed()
+
+
+async def test_who_has_said_nothing_makes_room_before_who_has_said_half(
+    cluster: Cluster,
+) -> None:
+    router = await cluster.router(0, max_connections=2)
+    clients = Clients(router.url)
+    half = await clients.new(GET[:10])
+    silent = await clients.new()
+    assert await (await clients.new()).get() == 200
+    assert await silent.is_closed()
+    half.writer.write(GET[10:])
+    assert await half.get(b"") == 200
+    clients.close()
+
+
 async def test_one_connection_too_many_is_told_so(clients: Clients) -> None:
+    head = f"POST {CHAT} HTTP/1.1\r\nauthorization: Bearer secret\r\ncontent-length: 9\r\n\r\n"
     for _ in range(8):
-        client = await clients.new()
-        await client.send(b"GET /")
-    await asyncio.sleep(LATE_S / 10)
+        await clients.new(head.encode())
     refused = await clients.new()
     status, error = await refused.answer()
     assert (status, error["code"]) == (503, "overloaded")

@@ -54,7 +54,11 @@ def catalog() -> Iterator[ModelCatalog]:
 
 @pytest.mark.parametrize("error", [RuntimeError("odd"), KeyError("odd"), MemoryError("odd")])
 async def test_a_tokenizer_that_fails_in_any_way_is_said_and_left_alone(
-    catalog: ModelCatalog, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception
+    catalog: ModelCatalog,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    error: Exception,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     loads = 0
 
@@ -72,7 +76,8 @@ async def test_a_tokenizer_that_fails_in_any_way_is_said_and_left_alone(
         await asyncio.sleep(0.02)
     assert loads == 1
     assert "w0" in catalog.problems[0]
-    assert "odd" in catalog.problems[0]
+    assert "log says why" in catalog.problems[0], "a client is told no names of ours"
+    assert "odd" in caplog.text
     # Once the worker is gone, so is its problem.
     catalog.update([])
     assert catalog.problems == ()

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
 from pie.worker.sequence import Sequence, SequenceState
@@ -106,11 +108,35 @@ def test_a_prompt_waits_for_room_and_nobody_overtakes_it() -> None:
 
 
 def test_a_full_queue_refuses() -> None:
-    world = World(max_waiting=2)
-    for number in range(2):
+    world = World(max_running=1, max_waiting=2)
+    for number in range(3):
         world.submit([number])
-    working_set = WorkingSet(world.table, ROOT, [9], page_tokens=PAGE)
-    assert not world.scheduler.submit(Sequence(9, working_set, 0))
+    assert not submitted(world, [9])
+    assert world.scheduler.waiting == 2
+    world.run()
+
+
+@pytest.mark.parametrize("max_running", [1, 3])
+def test_without_a_queue_what_fits_runs_and_the_rest_is_refused(max_running: int) -> None:
+    world = World(max_running=max_running, max_waiting=0)
+    for number in range(max_running):
+        world.submit([number])
+    assert not submitted(world, [9])
+    world.run()
+    assert submitted(world, [9])
+
+
+def test_without_a_queue_a_prompt_that_has_no_room_is_refused() -> None:
+    world = World(pages=6, max_waiting=0)
+    world.submit(range(12), outputs=8)
+    assert not submitted(world, range(20, 32))
+    assert submitted(world, [99])
+    world.check()
+
+
+def submitted(world: World, tokens: Iterable[int]) -> bool:
+    working_set = WorkingSet(world.table, ROOT, tokens, page_tokens=PAGE)
+    return world.scheduler.submit(Sequence(99, working_set, world.now_s))
 
 
 def test_waiting_tokens_leave_out_what_is_cached() -> None:

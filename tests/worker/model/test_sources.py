@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from safetensors import SafetensorError
 
-from pie.worker import gguf
+from pie.worker import gguf, sources
 from pie.worker.errors import ModelError, ModelNotFound, UnsupportedModel
 from pie.worker.sources import BUNDLED, ModelFolder, resolve
 from tests.support.models import save_tiny
@@ -35,7 +45,7 @@ def test_a_folder_is_taken_as_it_is(tmp_path: Path) -> None:
         ("/nowhere/at/all", "no folder or file"),
         ("../up/there", "no folder or file"),
         ("a b/c", "no folder or file"),
-        ("nobody/no-such-model", "cannot fetch"),
+        ("nobody/no-such-model", "model.source"),
     ],
 )
 def test_what_is_not_there_is_named(tmp_path: Path, source: str, said: str) -> None:
@@ -106,7 +116,8 @@ def test_a_file_is_converted_once_however_many_ask(
         thread.join(30)
     assert len(slow_conversion) == 1
     assert len({one.path for one in found}) == 1
-    assert sorted(p.name for p in found[0].path.iterdir()) == ["config.json", "half"]
+    files = sorted(p.name for p in found[0].path.iterdir())
+    assert files == ["config.json", "half", "pie-manifest.json"]
     assert sum("Converting" in text for text in told) == 1
     assert sum("Waiting" in text for text in told) == 3
     find(file, tmp_path)
@@ -162,3 +173,185 @@ def test_a_wait_for_another_process_has_a_limit(
     with pytest.raises(ModelError, match="another process"):
         find(file, tmp_path)
     first.join(30)
+
+
+def cut_off(folder: Path) -> None:
+    (folder / "config.json").write_bytes((folder / "config.json").read_bytes()[:-1])
+
+
+def write_garbage(folder: Path) -> None:
+    (folder / "config.json").write_text("[]")
+
+
+def remove_a_file(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+
+def add_a_foreign_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("{}")
+
+
+def remove_everything(folder: Path) -> None:
+    for file in folder.iterdir():
+        file.unlink()
+
+
+def spoil_the_manifest(folder: Path) -> None:
+    (folder / "pie-manifest.json").write_text('{"version": 1, "files": 3}')
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        cut_off,
+        write_garbage,
+        remove_a_file,
+        add_a_foreign_tokenizer,
+        remove_everything,
+        spoil_the_manifest,
+    ],
+)
+def test_a_damaged_conversion_is_made_anew(
+    tmp_path: Path, slow_conversion: list[Path], spoil: Callable[[Path], None]
+) -> None:
+    file = tmp_path / "m.gguf"
+    file.write_bytes(b"GGUF" * 9)
+    folder = find(file, tmp_path).path
+    spoil(folder)
+    told: list[str] = []
+    assert find(file, tmp_path, progress=told.append).path == folder
+    assert "damaged" in told[0]
+    assert (folder / "config.json").read_text() == "{}"
+    assert not (folder / "tokenizer.json").exists()
+    assert find(file, tmp_path).path == folder
+    assert len(slow_conversion) == 2
+    assert len([p for p in folder.parent.iterdir() if p.is_dir()]) == 1
+
+
+def test_a_damaged_conversion_that_cannot_be_replaced_is_named(
+    tmp_path: Path, slow_conversion: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "m.gguf"
+    file.write_bytes(b"GGUF" * 9)
+    folder = find(file, tmp_path).path
+    cut_off(folder)
+    monkeypatch.setattr(Path, "rename", read_only)
+    with pytest.raises(ModelError, match=f"{folder} is damaged .*remove that folder"):
+        find(file, tmp_path)
+
+
+def test_a_damaged_conversion_on_a_read_only_disk_is_named(
+    tmp_path: Path, slow_conversion: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "m.gguf"
+    file.write_bytes(b"GGUF" * 9)
+    folder = find(file, tmp_path).path
+    cut_off(folder)
+    monkeypatch.setattr(os, "open", read_only)
+    with pytest.raises(ModelError, match=f"{folder} is damaged .*remove that folder"):
+        find(file, tmp_path)
+
+
+def read_only(*_: object, **_more: object) -> None:
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+
+def test_a_whole_conversion_is_used_where_nothing_can_be_written(
+    tmp_path: Path, slow_conversion: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "m.gguf"
+    file.write_bytes(b"GGUF" * 9)
+    folder = find(file, tmp_path).path
+    for name in ("mkdir", "replace", "rename"):
+        monkeypatch.setattr(Path, name, read_only)
+    monkeypatch.setattr("tempfile.mkstemp", read_only)
+    assert find(file, tmp_path).path == folder
+
+
+def test_too_little_room_for_a_conversion_is_said_before_it_begins(
+    tmp_path: Path, slow_conversion: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gguf, "_room", lambda _file: 1 << 60)
+    file = tmp_path / "m.gguf"
+    file.write_bytes(b"GGUF" * 9)
+    with pytest.raises(ModelError, match=r"takes 1099511627776 MiB in .* model\.cache_folder"):
+        find(file, tmp_path)
+    assert not slow_conversion
+
+
+def test_room_that_runs_out_within_a_conversion_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(_file: Path, folder: Path) -> None:
+        (folder / "half").write_text("")
+        # What safetensors raises where Python would raise an OSError.
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(gguf, "_write", write)
+    file = tmp_path / "m.gguf"
+    file.write_bytes(b"GGUF" * 9)
+    with pytest.raises(ModelError, match=r"No space left.*model\.cache_folder"):
+        find(file, tmp_path)
+    assert [p.suffix for p in (tmp_path / "cache/models").iterdir()] == [".lock"]
+
+
+def test_a_cache_folder_that_is_a_file_is_one_sentence(tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    file.write_bytes(b"GGUF" * 9)
+    (tmp_path / "cache").write_text("")
+    with pytest.raises(ModelError, match=r"model\.cache_folder"):
+        find(file, tmp_path)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException | None], None]:
+    """Make the hub answer a question with an error, or at all."""
+
+    def answer(error: BaseException | None) -> None:
+        def ask(*_: object, **_more: object) -> None:
+            if error is not None:
+                raise error
+
+        monkeypatch.setattr("huggingface_hub.HfApi.model_info", ask)
+
+    return answer
+
+
+def test_a_hub_that_cannot_be_reached_is_asked_once_and_said_so(
+    tmp_path: Path, hub: Callable[[BaseException | None], None]
+) -> None:
+    hub(ConnectionError("no network"))
+    with pytest.raises(ModelNotFound, match=r"model\.source: .*cannot be reached"):
+        find("nobody/no-such-model", tmp_path)
+
+
+def test_a_hub_that_never_answers_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never = threading.Event()
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **_more: never.wait(30))
+    monkeypatch.setattr(sources, "_HUB_ANSWER_S", 0.05)
+    try:
+        with pytest.raises(ModelNotFound, match="cannot be reached"):
+            find("nobody/no-such-model", tmp_path)
+    finally:
+        never.set()
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RepositoryNotFoundError, "is not there"),
+        (RevisionNotFoundError, r"model\.revision"),
+        (GatedRepoError, "HF_TOKEN"),
+    ],
+)
+def test_what_the_hub_does_not_give_is_said(
+    tmp_path: Path,
+    hub: Callable[[BaseException | None], None],
+    error: type[HfHubHTTPError],
+    said: str,
+) -> None:
+    hub(error.__new__(error))
+    with pytest.raises(ModelNotFound, match=said):
+        find("nobody/no-such-model", tmp_path)

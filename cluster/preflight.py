@@ -1,0 +1,255 @@
+"""What can be found wrong before anything is started.
+
+Covers what the settings' own bounds cannot say, because it depends on this machine: files, folders,
+the port, devices, cores and memory. All of it is told at once. Does not cover what a part finds out
+when it starts (its own package).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from pie.cluster.config import PieConfig, masked
+from pie.index.lease import Lease
+from pie.index.settings import IndexSettings
+from pie.policies.errors import PolicyFileError
+from pie.policies.loader import load_policy_file
+
+_THREADS_PER_CORE = 4
+_DEVICES_TIMEOUT_S = 60.0
+_PROBE_TIMEOUT_S = 5.0
+
+
+def absolute(config: PieConfig) -> PieConfig:
+    """Return a configuration whose paths are meant from here, wherever a process runs.
+
+    Raises:
+        OSError: The working directory is gone.
+    """
+    cluster, model, pool = config.cluster, config.model, config.pool
+    policies = config.policies
+    source = _absolute(Path(model.source)) if _is_path(model.source) else model.source
+    return config.model_copy(
+        update={
+            "cluster": cluster.model_copy(
+                update={"log_dir": cluster.log_dir and _absolute(cluster.log_dir)}
+            ),
+            "model": model.model_copy(
+                update={
+                    "cache_folder": _absolute(model.cache_folder),
+                    "source": str(source),
+                }
+            ),
+            "pool": pool.model_copy(
+                update={"disk_folders": tuple(_absolute(one) for one in pool.disk_folders)}
+            ),
+            "index": config.index.model_copy(update={"data_dir": _absolute(config.index.data_dir)}),
+            "policies": policies.model_copy(
+                update={"file": policies.file and _absolute(policies.file)}
+            ),
+        }
+    )
+
+
+def problems(config: PieConfig) -> list[str]:
+    """Return a sentence for each thing that would keep the cluster from starting."""
+    return [
+        *_policies(config),
+        *_model(config),
+        *_folders(config),
+        *_index(config.index),
+        *_ray(config.cluster.ray_address),
+        *_ports(config),
+        *_memory(config),
+    ]
+
+
+def listened(host: str, port: int) -> int:
+    """Return the port that can be listened on: `port`, or a free one for 0.
+
+    Raises:
+        OSError: None can.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with contextlib.closing(socket.socket(family)) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        # A name that no resolver is asked for: too long, or with a character that none may have.
+        except (TypeError, UnicodeError, ValueError) as error:
+            raise OSError(0, "not the name of a host") from error
+        found: int = probe.getsockname()[1]
+        return found
+
+
+def _policies(config: PieConfig) -> Iterator[str]:
+    try:
+        load_policy_file(config.policies.file)
+    except PolicyFileError as error:
+        yield from str(error).splitlines()
+
+
+def _model(config: PieConfig) -> Iterator[str]:
+    model = config.model
+    if _is_path(model.source):
+        path = Path(model.source)
+        try:
+            if not path.exists():
+                yield f"model.source: there is no folder or file {model.source!r}"
+            elif path.is_dir() and not (path / "config.json").is_file():
+                yield f"model.source: {path} has no config.json, so it is not a model's folder"
+        except OSError as error:
+            yield f"model.source: {path} cannot be read ({error.strerror})"
+    cores = psutil.cpu_count() or 1
+    most = _THREADS_PER_CORE * cores
+    if model.threads is not None and model.threads > most:
+        yield (
+            f"model.threads is {model.threads}: at most {most} are allowed, {_THREADS_PER_CORE} for "
+            f"each of this machine's {cores} cores"
+        )
+    if model.device.startswith("cuda"):
+        there = _cuda_devices()
+        if int(model.device.partition(":")[2] or 0) >= there:
+            known = [f"cuda:{number}" for number in range(there)]
+            yield (
+                f"model.device: there is no {model.device} here; allowed are "
+                f"{', '.join(['cpu', *known])}"
+            )
+
+
+def _folders(config: PieConfig) -> Iterator[str]:
+    if config.cluster.log_dir is not None:
+        yield from _unwritable("cluster.log_dir", config.cluster.log_dir)
+    # One that is read-only may hold the converted model already.
+    yield from _unusable("model.cache_folder", config.model.cache_folder)
+    if not config.index.url:
+        yield from _unwritable("index.data_dir", config.index.data_dir, mode=0o700)
+    if config.pool.nodes and config.pool.disk_budget:
+        folders = config.pool.disk_folders
+        for folder in folders:
+            # A disk that takes nothing costs pages and no start.
+            yield from _unusable("pool.disk_folders", folder)
+        if len({folder.resolve() for folder in folders}) < len(folders):
+            yield "pool.disk_folders: a folder is named twice"
+
+
+def _unusable(setting: str, folder: Path) -> Iterator[str]:
+    """Say what is in a folder's way; one that may not be looked at may still do."""
+    for path in (folder, *folder.parents):
+        try:
+            if not stat.S_ISDIR(path.stat().st_mode):
+                yield f"{setting}: {folder} cannot be a folder: {path} is none"
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except PermissionError:
+            return
+        except (OSError, ValueError) as error:
+            yield f"{setting}: {folder} cannot be a folder ({_reason(error)})"
+        return
+
+
+def _unwritable(setting: str, folder: Path, *, mode: int = 0o777) -> Iterator[str]:
+    """Say why nothing can be written in a folder; makes it."""
+    try:
+        folder.mkdir(mode=mode, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except (OSError, ValueError) as error:
+        yield f"{setting}: {folder} cannot be written to ({_reason(error)}): name another folder"
+
+
+def _reason(error: Exception) -> object:
+    return getattr(error, "strerror", None) or error
+
+
+def _index(index: IndexSettings) -> Iterator[str]:
+    if not index.url:
+        return
+    try:
+        Lease(index.url, "cluster", "nobody", settings=index)  # Connects to nothing yet.
+    except (TypeError, ValueError) as error:
+        yield f"index.url: {masked(index.url)!r} is not a Redis URL: {error}"
+
+
+def _ray(address: str) -> Iterator[str]:
+    """Find out in time that nobody listens: Ray would try for long, then end this process."""
+    if not address:
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        yield f"cluster.ray_address: {address!r} is not HOST:PORT"
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=_PROBE_TIMEOUT_S).close()
+    except (OSError, UnicodeError) as error:
+        yield f"cluster.ray_address: no Ray answers at {address}: {_reason(error)}"
+
+
+def _ports(config: PieConfig) -> Iterator[str]:
+    host, port = config.router.host, config.router.port
+    try:
+        listened(host, port)
+    except OSError as error:
+        yield (
+            f"{host}:{port} cannot be listened on ({error.strerror}): set router.host to an address "
+            "of this machine and router.port to a free port, or --port 0 for any"
+        )
+    index = config.index
+    if not index.url and index.port:
+        try:
+            listened("127.0.0.1", index.port)
+        except OSError as error:
+            yield f"index.port: {index.port} cannot be listened on ({error.strerror}): set another"
+
+
+def _memory(config: PieConfig) -> Iterator[str]:
+    on_cpu = config.model.device == "cpu"
+    wanted = config.pool.nodes * config.pool.ram_budget + (
+        config.cluster.workers * config.model.device_kv_budget if on_cpu else 0
+    )
+    free = psutil.virtual_memory().available
+    if wanted > free:
+        yield (
+            f"the page budgets need {wanted / 2**30:.1f} GiB and {free / 2**30:.1f} GiB of memory "
+            "are free: lower model.device_kv_budget, pool.ram_budget or cluster.workers"
+        )
+
+
+def _cuda_devices() -> int:
+    """Count CUDA's devices, in a process of its own: torch stays out of this one."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "pie.worker.devices"],
+            capture_output=True,
+            text=True,
+            timeout=_DEVICES_TIMEOUT_S,
+            check=True,
+        )
+        return int(done.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return 0
+
+
+def _is_path(source: str) -> bool:
+    try:
+        return (
+            source.startswith((".", "/", "~")) or source.endswith(".gguf") or Path(source).is_dir()
+        )
+    except OSError:  # Too long for a name of anything.
+        return False
+
+
+def _absolute(path: Path) -> Path:
+    try:
+        return path.expanduser().absolute()
+    except RuntimeError:  # Nobody has that home.
+        return path.absolute()
