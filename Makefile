@@ -3,12 +3,14 @@
 #   PYTHON=python3.12   the interpreter that .venv is made from (3.11 or newer)
 #   TORCH_INDEX=URL     where else to look for torch. On Linux, PyPI's build is for CUDA and takes several
 #                       GB; a machine without a GPU wants https://download.pytorch.org/whl/cpu
+#   PEERS=FOLDER        where `make bench-peers` installs other engines (3.5 GB)
 #   ARGS="…"            passed on to `pie`, pytest or the benchmarks
 
 PYTHON ?= python3
 TORCH_INDEX ?=
 ARGS ?=
 JOBS ?= 2
+PEERS ?= $(HOME)/.cache/pie/peers
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -23,10 +25,10 @@ FOLDERS := $(sort $(notdir $(wildcard typings/pie/*)))
 STAMP := $(VENV)/.installed-$(subst $() ,-,$(FOLDERS))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve demo check test soak bench format constraints clean
+.PHONY: help setup serve demo check test soak bench bench-peers format constraints clean
 
 help:  ## Show this list
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
 setup: $(STAMP)  ## Make .venv: Pie, its tools and a small model
 
@@ -50,6 +52,9 @@ soak: $(STAMP)  ## The tests that run for minutes
 
 bench: $(STAMP)  ## Run the benchmarks
 	$(BIN)/python -m benchmarks $(ARGS)
+
+bench-peers: $(STAMP)  ## Compare with other engines, installed in PEERS
+	$(BIN)/python -m benchmarks.peers --venv $(PEERS) $(ARGS)
 
 format: $(STAMP)  ## Rewrite the files as the gate wants them
 	$(BIN)/ruff format .

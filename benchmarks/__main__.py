@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.machine import describe
+from benchmarks.machine import describe, write_result
 
 _HERE = Path(__file__).parent
-_RESULTS = _HERE / "results"
 
 
 def main() -> int:
@@ -43,12 +41,7 @@ def main() -> int:
 
 def _run_here(name: str) -> int:
     machine = describe()
-    result = importlib.import_module(f"benchmarks.bench_{name}").run()
-    _RESULTS.mkdir(exist_ok=True)
-    file = _RESULTS / f"{name}.json"
-    file.write_text(json.dumps({"machine": machine, "result": result}, indent=2) + "\n")
-    print(json.dumps(result, indent=2))
-    print(f"written to {file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file}")
+    write_result(name, machine, importlib.import_module(f"benchmarks.bench_{name}").run())
     return 0
 
 

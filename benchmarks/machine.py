@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import platform
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import psutil
 
+_RESULTS = Path(__file__).parent / "results"
 _PACKAGES = ("torch", "transformers", "ray", "pyzmq", "redis", "uvicorn")
 
 
@@ -27,6 +29,15 @@ def describe() -> dict[str, object]:
         "packages": {name: importlib.metadata.version(name) for name in _PACKAGES},
         "commit": _commit(),
     }
+
+
+def write_result(name: str, machine: dict[str, object], result: dict[str, object]) -> None:
+    """Show a benchmark's result, and write it to `benchmarks/results/NAME.json`."""
+    _RESULTS.mkdir(exist_ok=True)
+    file = _RESULTS / f"{name}.json"
+    file.write_text(json.dumps({"machine": machine, "result": result}, indent=2) + "\n")
+    print(json.dumps(result, indent=2))
+    print(f"written to {file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file}")
 
 
 def _cpu_model() -> str:

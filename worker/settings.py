@@ -104,8 +104,10 @@ class ModelSettings(BaseModel):
         description="CPU threads of one worker; by default the machine's cores over its workers, "
         "at most four for each core.",
     )
-    attention: Literal["auto", "native", "torch"] = Field(
-        default="auto", description="Attention backend: `auto` takes the fastest that is there."
+    attention: Literal["auto", "flash", "native", "torch"] = Field(
+        default="auto",
+        description="Attention backend: `flash` (CUDA, with `vllm` or `flash_attn` installed), "
+        "`native` (CPU, with a C++ compiler), `torch`; `auto` takes the fastest that is there.",
     )
     cache_folder: Path = Field(
         default=DEFAULT_CACHE_FOLDER,

@@ -110,6 +110,7 @@ _FLOAT32 = (
     Case("pages_of_1", _spec(), _MIXED, page_tokens=1),
     Case("pages_of_5", _spec(window=9), _MIXED, page_tokens=5),
     Case("pages_of_128", _spec(), _MIXED, page_tokens=128),
+    Case("pages_of_256", _spec(), _MIXED, page_tokens=256),
     Case("small_heads", _spec(dim=16), _MIXED),
     Case("odd_heads", _spec(dim=20), _MIXED),
     Case("heads_of_80", _spec(dim=80), _MIXED),

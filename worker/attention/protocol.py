@@ -79,6 +79,10 @@ class Capabilities:
     window: bool
     unequal_dims: bool
     """Keys and values of different sizes."""
+    most_head_dim: int | None = None
+    """Largest head; None takes any."""
+    head_dim_multiple: int = 1
+    """What a head's size is a multiple of."""
 
     def covers(self, spec: AttentionSpec) -> bool:
         """Say whether a layer's attention can be computed."""
@@ -86,7 +90,12 @@ class Capabilities:
             (self.softcap or spec.softcap is None)
             and (self.window or spec.window is None)
             and (self.unequal_dims or spec.key_dim == spec.value_dim)
+            and all(map(self._has_heads_of, (spec.key_dim, spec.value_dim)))
         )
+
+    def _has_heads_of(self, dim: int) -> bool:
+        fits = self.most_head_dim is None or dim <= self.most_head_dim
+        return fits and dim % self.head_dim_multiple == 0
 
     def takes(self, span: Span) -> bool:
         """Say whether a span can be computed."""

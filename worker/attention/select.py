@@ -6,17 +6,21 @@ Covers the choice by name and by what a backend can do. Does not cover the choic
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
+from pie.worker.attention.flash_packages import FlashUnavailable, flash_backend
 from pie.worker.attention.native import native_backend
 from pie.worker.attention.protocol import AttentionBackend, AttentionSpec
 from pie.worker.attention.torch_backend import TorchBackend
 from pie.worker.errors import UnsupportedModel
 
-NAMES = ("auto", "native", "torch")
+log = logging.getLogger("pie.worker.attention.select")
+
+NAMES = ("auto", "flash", "native", "torch")
 
 
 def choose(
@@ -47,6 +51,16 @@ def choose(
             f"there is no attention backend {name!r}: [model] attention is one of "
             f"{', '.join(NAMES)}"
         )
+    if name == "flash" or (name == "auto" and device.type == "cuda"):
+        try:
+            return [_flash(specs, dtype, device), fallback]
+        except FlashUnavailable as error:
+            if name == "flash":
+                raise UnsupportedModel(
+                    f"the flash attention backend cannot run this model: {error}: "
+                    "set [model] attention to auto"
+                ) from error
+            log.info("attention runs on torch, without a flash kernel: %s", error)
     native: AttentionBackend | None = None
     if device.type == "cpu":
         native = native_backend(cache_folder)
@@ -58,6 +72,15 @@ def choose(
             "set [model] attention to auto"
         )
     return [fallback]
+
+
+def _flash(
+    specs: Sequence[AttentionSpec], dtype: torch.dtype, device: torch.device
+) -> AttentionBackend:
+    backend = flash_backend(dtype, device)
+    if not _can(backend, specs, dtype, device):
+        raise FlashUnavailable("its kernels do not do heads of these sizes")
+    return backend
 
 
 def _can(

@@ -39,7 +39,7 @@ def test_torch_does_every_case(case: Case) -> None:
     conformance.run(TorchBackend(), case)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")
 @pytest.mark.parametrize("case", CASES, ids=names())
 def test_torch_does_every_case_on_cuda(case: Case) -> None:
     conformance.run(TorchBackend(), case, "cuda")

@@ -266,5 +266,5 @@ def test_an_unknown_backend_names_those_there_are(tmp_path: Path) -> None:
     folder = save_tiny("llama", tmp_path / "tiny")
     settings = ModelSettings(source=str(folder), cache_folder=tmp_path / "cache")
     settings = settings.model_copy(update={"attention": "fancy"})
-    with pytest.raises(UnsupportedModel, match="auto, native, torch"):
+    with pytest.raises(UnsupportedModel, match="auto, flash, native, torch"):
         load_model(settings)

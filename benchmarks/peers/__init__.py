@@ -1,0 +1,1 @@
+"""Comparisons with other engines, each in a virtual environment of its own."""
