@@ -43,7 +43,7 @@ from pie.worker.rates import StepTimes
 from pie.worker.scheduler import Chunk, Limits, Scheduler, StepPlan
 from pie.worker.sequence import Sequence
 from pie.worker.status import WorkerStatus
-from pie.worker.stores import PageToStore, StoreQueue
+from pie.worker.stores import PageToStore, StoreQueue, WriteBehind
 from pie.worker.suspended import SuspendedPages
 from pie.worker.working_set import CopyPage, WorkingSet
 
@@ -134,7 +134,8 @@ class Engine:
     def attach(self, offload: Offload, suspended: SuspendedPages | None = None) -> None:
         """Use lower tiers and a pool from now on, and keep there what sequences had that yield."""
         self._offload = offload
-        self._table.before_evict = offload.before_evict
+        if offload.tiers is not None:
+            self._table.below = WriteBehind(self._stores, offload.tiers)
         self._suspended = suspended
         if suspended is not None:
             self._scheduler.suspender = suspended
