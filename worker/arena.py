@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from pie.page.events import Part
 from pie.page.layout import LayerSpec, PageLayout
+from pie.worker.cuda_copies import CudaCopies
 from pie.worker.errors import NotEnoughMemory, UnsupportedModel
 
 TORCH_DTYPES = {
@@ -74,6 +75,7 @@ class Arena:
         self.num_pages = num_pages
         self.device = torch.device(device)
         self.dtype = TORCH_DTYPES[layout.dtype]
+        self._cuda = CudaCopies(self.device) if self.device.type == "cuda" else None
         self.keys: list[torch.Tensor] = []
         """For each layer, `[num_pages, page_tokens, kv_heads, key_dim]`."""
         self.values: list[torch.Tensor] = []
@@ -108,6 +110,9 @@ class Arena:
         out = np.empty(self.layout.part_bytes(part), np.uint8)
         for slab in self._slabs[part]:
             target = out[slab.offset : slab.offset + slab.bytes]
+            if self._cuda is not None:
+                self._cuda.to_host(slab.memory[:, page_id], target)
+                continue
             if slab.raw is not None:
                 source = slab.raw[:, page_id]
             else:
@@ -129,7 +134,9 @@ class Arena:
             )
         for slab in self._slabs[part]:
             source = data[slab.offset : slab.offset + slab.bytes]
-            if slab.raw is not None:
+            if self._cuda is not None:
+                self._cuda.to_device(source, slab.memory[:, page_id])
+            elif slab.raw is not None:
                 target = slab.raw[:, page_id]
                 np.copyto(target, source.reshape(target.shape))
             else:
