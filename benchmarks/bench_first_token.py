@@ -12,7 +12,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import httpx
@@ -50,15 +50,16 @@ def run() -> dict[str, object]:
 def _measure(addresses: Addresses, model: Path, threads: int) -> dict[str, object]:
     first, second = sorted(addresses.workers)
     draw = random.Random(0)
-    prefixes = [_tokens(draw, PREFIX_TOKENS) for _ in range(RUNS)]
+    prefixes = [tokens(draw, PREFIX_TOKENS) for _ in range(RUNS)]
     with httpx.Client(base_url=addresses.router, timeout=120) as client:
         name = client.get("/v1/models").json()["data"][0]["id"]
 
         def ask(prompt: Sequence[int], place: str) -> tuple[float, int]:
-            return _first_token(client, name, prompt, place)
+            elapsed_ms, headers = first_token(client, name, prompt, place)
+            return elapsed_ms, int(headers["x-pie-cached-tokens"])
 
         for place in (first, second):
-            ask(_tokens(draw, 256), place)
+            ask(tokens(draw, 256), place)
         cold = _series(ask, prefixes, draw, first, cached=range(1))
         warm = _series(ask, prefixes, draw, first, cached=range(PREFIX_TOKENS, PREFIX_TOKENS + 1))
         time.sleep(_POOL_SETTLES_S)
@@ -67,14 +68,14 @@ def _measure(addresses: Addresses, model: Path, threads: int) -> dict[str, objec
     reference = Reference(model, torch.bfloat16, threads)
     reference.prefill_s(prefixes[0][:256])
     baseline = [
-        reference.prefill_s([*prefix, *_tokens(draw, TAIL_TOKENS)]) * 1000 for prefix in prefixes
+        reference.prefill_s([*prefix, *tokens(draw, TAIL_TOKENS)]) * 1000 for prefix in prefixes
     ]
     median = statistics.median(baseline)
     return {
-        "transformers_cold_prefill_ms": _spread(baseline),
-        "cold_ms": _spread(cold),
-        "warm_ms": _spread(warm),
-        "pool_ms": _spread(pool),
+        "transformers_cold_prefill_ms": spread(baseline),
+        "cold_ms": spread(cold),
+        "warm_ms": spread(warm),
+        "pool_ms": spread(pool),
         "warm_over_transformers_cold": round(statistics.median(warm) / median, 4),
         "pool_over_transformers_cold": round(statistics.median(pool) / median, 4),
         "must_reach": {"warm_over_transformers_cold": 0.06, "pool_over_transformers_cold": 0.25},
@@ -92,16 +93,17 @@ def _series(
 ) -> list[float]:
     times = []
     for prefix in prefixes:
-        elapsed_ms, hits = ask([*prefix, *_tokens(draw, TAIL_TOKENS)], place)
+        elapsed_ms, hits = ask([*prefix, *tokens(draw, TAIL_TOKENS)], place)
         if hits not in cached:
             raise RuntimeError(f"{hits} cached tokens at {place}, not {cached}")
         times.append(elapsed_ms)
     return times
 
 
-def _first_token(
+def first_token(
     client: httpx.Client, model: str, prompt: Sequence[int], place: str
-) -> tuple[float, int]:
+) -> tuple[float, Mapping[str, str]]:
+    """Return the milliseconds until a worker's first token, and the answer's headers."""
     body = {
         "model": model,
         "prompt": list(prompt),
@@ -120,10 +122,11 @@ def _first_token(
         elapsed_ms = (time.perf_counter() - start_s) * 1000
         for _ in lines:
             pass
-        return elapsed_ms, int(answer.headers["x-pie-cached-tokens"])
+        return elapsed_ms, answer.headers
 
 
-def _tokens(draw: random.Random, count: int) -> list[int]:
+def tokens(draw: random.Random, count: int) -> list[int]:
+    """Return random ordinary tokens."""
     return [draw.randrange(1000, 40_000) for _ in range(count)]
 
 
@@ -138,7 +141,8 @@ def _resident_mib() -> dict[str, float]:
     return {kind: round(size, 1) for kind, size in sorted(sizes.items())}
 
 
-def _spread(values: Sequence[float]) -> dict[str, float]:
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Return what a figure says of several runs."""
     return {
         "median": round(statistics.median(values), 2),
         "min": round(min(values), 2),

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from pie.page.events import Part
 from pie.page.layout import LayerSpec, PageLayout
+from pie.worker.cuda_copies import CudaCopies
 from pie.worker.errors import NotEnoughMemory
 
 TORCH_DTYPES = {
@@ -89,6 +90,7 @@ class Arena:
         self.state_slots = state_slots
         self.device = torch.device(device)
         self.dtype = TORCH_DTYPES[layout.dtype]
+        self._cuda = CudaCopies(self.device) if self.device.type == "cuda" else None
         attention = [spec for spec in layout.layers if spec.part is not Part.STATE]
         tensors: dict[int, torch.Tensor] = {}
         self._slabs: dict[Part, list[_Slab]] = {}
@@ -121,6 +123,9 @@ class Arena:
         out = np.empty(self.layout.part_bytes(part), np.uint8)
         for slab in self._slabs[part]:
             target = out[slab.offset : slab.offset + slab.bytes]
+            if self._cuda is not None:
+                self._cuda.to_host(slab.memory[:, page_id], target)
+                continue
             if slab.raw is not None:
                 source = slab.raw[:, page_id]
             else:
@@ -142,7 +147,9 @@ class Arena:
             )
         for slab in self._slabs[part]:
             source = data[slab.offset : slab.offset + slab.bytes]
-            if slab.raw is not None:
+            if self._cuda is not None:
+                self._cuda.to_device(source, slab.memory[:, page_id])
+            elif slab.raw is not None:
                 target = slab.raw[:, page_id]
                 np.copyto(target, source.reshape(target.shape))
             else:

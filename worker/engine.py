@@ -44,7 +44,7 @@ from pie.worker.scheduler import Chunk, Limits, Scheduler, StepPlan
 from pie.worker.sequence import Sequence
 from pie.worker.state_table import StateStatus, StateTable
 from pie.worker.status import WorkerStatus
-from pie.worker.stores import PageToStore, StoreQueue
+from pie.worker.stores import PageToStore, StoreQueue, WriteBehind
 from pie.worker.suspended import SuspendedPages
 from pie.worker.working_set import ForkMemory, WorkingSet
 
@@ -144,7 +144,8 @@ class Engine:
     def attach(self, offload: Offload, suspended: SuspendedPages | None = None) -> None:
         """Use lower tiers and a pool from now on, and keep there what sequences had that yield."""
         self._offload = offload
-        self._table.before_evict = offload.before_evict
+        if offload.tiers is not None:
+            self._table.below = WriteBehind(self._stores, offload.tiers)
         self._suspended = suspended
         if suspended is not None:
             self._scheduler.suspender = suspended

@@ -25,7 +25,6 @@ from pie.page.key import PageKey
 from pie.pool.placement import GROUP_PAGES, group_keys
 from pie.pool.tier import Buffer, PageId, StoredPage
 from pie.wire.messages import LoadDecision, PutStatus
-from pie.worker.batch import PageSlot
 from pie.worker.commands import Command, LoadEnded, StoreEnded
 from pie.worker.load_choice import (
     LoadChoice,
@@ -39,7 +38,6 @@ from pie.worker.load_choice import (
 from pie.worker.load_job import LoadJob, PageToLoad, RunToLoad
 from pie.worker.lower_tiers import LowerTiers
 from pie.worker.page_copies import CopiedPart, PageCopies, Piece
-from pie.worker.page_table import FrozenPage
 from pie.worker.rates import Rate
 from pie.worker.sequence import Sequence
 from pie.worker.stalls import Stalls
@@ -94,7 +92,7 @@ class LoadCounts:
 class Offload:
     """Moves pages between one worker's device memory, its lower tiers and the pool.
 
-    Built on the event loop; `wish`, `load`, `store` and `before_evict` are the step thread's.
+    Built on the event loop; `wish`, `load` and `store` are the step thread's.
 
     Args:
         copies: The arena, and what names its pages.
@@ -160,11 +158,6 @@ class Offload:
     def store(self, batch: Many[PageToStore]) -> None:
         """Copy pinned pages to lower tiers and the pool; `StoreEnded` comes when that is over."""
         self._loop.call_soon_threadsafe(self._spawn_store, tuple(batch))
-
-    def before_evict(self, victims: Many[tuple[PageSlot, FrozenPage]]) -> None:
-        """Keep pages that leave device memory, where host memory has room and they are not below."""
-        if self.tiers is not None:
-            self.tiers.keep(victims)
 
     async def close(self) -> None:
         """Stop all transfers. The engine must be at rest: nobody is told how they ended."""

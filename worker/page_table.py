@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from pie.page.events import Part, Tier
 from pie.page.key import PageKey
@@ -85,6 +86,22 @@ class _Page:
     frozen: FrozenPage | None = None
 
 
+class Below(Protocol):
+    """What takes pages that leave."""
+
+    @property
+    def waiting(self) -> int:
+        """How many pages wait to be copied there."""
+        ...
+
+    def holds(self, key: PageKey) -> bool:
+        """Say whether a page is there."""
+        ...
+
+    def keep(self, victims: Sequence[tuple[PageSlot, FrozenPage]]) -> None:
+        """Learn which pages leave now, while they still lie where they did."""
+
+
 @dataclass
 class PageTable:
     """The physical pages of one arena.
@@ -97,14 +114,14 @@ class PageTable:
         part: The part under which the retention policy knows a page. All attention parts of a page
             stay or leave together in device memory.
         retention: Chooses victims among idle pages.
-        before_evict: Told which pages are about to leave, while they are still there.
+        below: What is below device memory.
     """
 
     total: int
     page_bytes: int
     part: Part
     retention: RetentionManager
-    before_evict: Callable[[Sequence[tuple[PageSlot, FrozenPage]]], None] = lambda _: None
+    below: Below | None = None
     _pages: list[_Page] = field(init=False)
     _free: FreePages = field(init=False)
     _by_key: dict[PageKey, PageSlot] = field(init=False, default_factory=dict)
@@ -278,12 +295,13 @@ class PageTable:
                 assert page.users == counted[number], f"page {number} has {page.users} users"
 
     def _evict(self, count: int, now_s: float) -> bool:
-        victims = self.retention.victims(count * self.page_bytes, now_s)
+        victims = self._victims(count, now_s)
         if len(victims) < count:
             return False
-        slots = [self._by_key[key] for key, _ in victims[:count]]
-        self.before_evict([(slot, self._frozen(slot)) for slot in slots])
-        for key, _ in victims[:count]:
+        if self.below is not None:
+            slots = [self._by_key[key] for key in victims]
+            self.below.keep([(slot, self._frozen(slot)) for slot in slots])
+        for key in victims:
             page = self._by_key.pop(key)
             entry = self._pages[page]
             assert not entry.users, "a page in use was chosen to leave"
@@ -295,6 +313,20 @@ class PageTable:
             self._free.give((page,))
             self.retention.removed(key, self.part)
         return True
+
+    def _victims(self, count: int, now_s: float) -> list[PageKey]:
+        """Return up to `count` pages to evict.
+
+        While pages wait to be copied below, those that are there already leave before them: a
+        policy gives up the end of a sequence first, which is copied last.
+        """
+        below = self.below
+        waiting = 0 if below is None else below.waiting
+        victims = self.retention.victims((count + waiting) * self.page_bytes, now_s)
+        keys = [key for key, _ in victims]
+        if below is not None and len(keys) > count:
+            keys.sort(key=lambda key: not below.holds(key))
+        return keys[:count]
 
     def _use(self, page: PageSlot) -> None:
         entry = self._pages[page]

@@ -10,10 +10,12 @@ Only the batch under way is pinned, so that stores never hold more than one batc
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pie.page.key import PageKey
 from pie.worker.batch import PageSlot
+from pie.worker.lower_tiers import LowerTiers
 from pie.worker.page_table import FrozenPage, PageTable
 
 
@@ -74,3 +76,24 @@ class StoreQueue:
         self.stored += stored
         self.dropped += len(self.in_flight) - kept
         self.in_flight = ()
+
+
+class WriteBehind:
+    """A `pie.worker.page_table.Below`: the queue, and the tiers that it ends in."""
+
+    def __init__(self, stores: StoreQueue, tiers: LowerTiers) -> None:
+        self._stores = stores
+        self._tiers = tiers
+
+    @property
+    def waiting(self) -> int:
+        """How many pages wait to be copied."""
+        return len(self._stores)
+
+    def holds(self, key: PageKey) -> bool:
+        """Say whether a lower tier has a page."""
+        return self._tiers.tier_of(key) is not None
+
+    def keep(self, victims: Sequence[tuple[PageSlot, FrozenPage]]) -> None:
+        """Copy victims to host memory that are in no lower tier yet, where there is room."""
+        self._tiers.keep(victims)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 from hypothesis import settings, strategies as st
@@ -136,6 +136,37 @@ def test_check_finds_a_lost_user(table: PageTable) -> None:
     table.check([pages])
     with pytest.raises(AssertionError, match="users"):
         table.check([])
+
+
+class Below:
+    """What is below, in a set."""
+
+    def __init__(self, waiting: int, *held: int) -> None:
+        self.waiting = waiting
+        self.held = {key(number) for number in held}
+        self.left: list[PageKey] = []
+
+    def holds(self, key: PageKey) -> bool:
+        return key in self.held
+
+    def keep(self, victims: Sequence[tuple[int, FrozenPage]]) -> None:
+        self.left += [page.key for _, page in victims]
+
+
+def test_what_leaves_is_told_while_it_is_there(table: PageTable) -> None:
+    table.below = below = Below(0)
+    table.release(hold(table, 1, 2))
+    assert table.allocate(TOTAL - 1, 1) is not None
+    assert below.left == [key(2)]
+
+
+def test_while_pages_wait_to_be_copied_those_that_were_leave_first(table: PageTable) -> None:
+    table.below = below = Below(2, 1, 2)
+    table.release(hold(table, 1, 2, 3, 4))
+    assert table.allocate(TOTAL - 2, 1) is not None
+    assert below.left == [key(2), key(1)]
+    assert table.allocate(2, 1) is not None
+    assert below.left[2:] == [key(4), key(3)]
 
 
 class PageTableMachine(RuleBasedStateMachine):

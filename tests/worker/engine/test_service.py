@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import PreTrainedModel
@@ -331,3 +332,49 @@ async def test_a_step_that_fails_ends_its_requests_with_a_reason(
     assert failed.error is not None
     assert "too big" in failed.error
     assert (await asker.ask([5, 6], 3)).finish_reason is not FinishReason.FAILED
+
+
+async def test_pages_on_disk_survive_a_restart_and_are_announced_again(
+    places: Places, reference: PreTrainedModel, tmp_path: Path
+) -> None:
+    places.secret = b"s" * 32
+    fields: dict[str, Any] = {"disk_kv_budget": "16MiB", "disk_kv_path": str(tmp_path / "kv")}
+    first = await places.worker("w0", pool=False, **fields)
+    made = await (await places.asker(first)).ask(PROMPT, 16)
+    await first.drain(10)
+    await first.close()
+    second = await places.worker("w0", pool=False, address="again", **fields)
+    assert second.record.tiers == (Tier.DEVICE, Tier.HOST, Tier.DISK)
+    root = second.record.model_root
+    assert root is not None
+    keys = page_keys(root, PROMPT, PAGE)
+    on_disk = part_bit(Part.FULL, Tier.DISK)
+
+    def is_known() -> bool:
+        run = places.mirror.matches(keys).get(PlaceId("w0"), ())
+        return len(run) == len(keys) and all(mask & on_disk for mask in run)
+
+    await until(is_known)
+    fed = await (await places.asker(second)).ask(PROMPT, 16)
+    assert fed.token_ids == made.token_ids
+    expect(reference, PROMPT, fed)
+    assert fed.cached.disk == len(PROMPT) // PAGE * PAGE
+    status = second.status()
+    assert status.cached_tokens_disk == fed.cached.disk
+    assert status.tier_budget_bytes["disk"] == 16 << 20
+    assert status.disk_folders["ok"] == 1
+
+
+async def test_an_idle_conversation_comes_back_from_host_memory(
+    places: Places, reference: PreTrainedModel
+) -> None:
+    worker = await places.worker("w0", pool=False, device_kv_budget="128KiB", context_tokens=120)
+    asker = await places.asker(worker)
+    await asker.ask(PROMPT, 4)
+    pages = worker.status().pages
+    for number in range(2 * pages * PAGE // 100 + 2):
+        await asker.ask([3 + number] * 100, 4)
+    answer = await asker.ask(PROMPT, 16)
+    expect(reference, PROMPT, answer)
+    assert answer.cached.host == len(PROMPT) // PAGE * PAGE
+    assert worker.status().pages_lost == 0

@@ -56,8 +56,7 @@ def test_a_sequence_that_ends_takes_its_tail_along() -> None:
 
 def test_a_tail_waits_until_the_pages_before_it_are_there() -> None:
     one = world()
-    one.tiers.keep = lambda victims: None  # type: ignore[method-assign]
-    one.table.before_evict = one.tiers.keep
+    one.table.below = None
     sequence = one.submit(range(2 * PAGE + 2), outputs=3)
     one.step()
     one.scheduler._preempt(sequence)

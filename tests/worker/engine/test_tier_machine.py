@@ -23,7 +23,7 @@ from pie.pool.tier import PageId, StoredPage
 from pie.worker.lower_tiers import LowerTiers
 from pie.worker.page_copies import PageCopies, PageNames, Piece
 from pie.worker.sequence import Sequence, SequenceState
-from pie.worker.stores import PageToStore, StoreQueue
+from pie.worker.stores import PageToStore, StoreQueue, WriteBehind
 from pie.worker.suspended import SuspendedPages
 from tests.worker.engine.toys import toy_layout
 from tests.worker.engine.world import PAGE, ROOT, World
@@ -53,10 +53,10 @@ class TieredWorld(World):
             levels.append(Level(disk, RetentionManager()))
         self.tiers = LowerTiers(levels, self.copies)
         self.found = self.tiers._cache.adopt()
-        self.table.before_evict = self.tiers.keep
         self.suspended = SuspendedPages(self, names, 2 * LAYOUT.page_bytes)
         self.scheduler.suspender = self.suspended
         self.stores = StoreQueue(self.table, limit_pages=8, batch_pages=4)
+        self.table.below = WriteBehind(self.stores, self.tiers)
         self.batch: list[PageToStore] = []
         self.loading: list[Sequence] = []
 
