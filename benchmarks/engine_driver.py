@@ -36,7 +36,7 @@ class EngineDriver:
         self.attention = [one.name for one in Runner(assembly.model, assembly.arena).backends]
         self.model = assembly.model.name
         self._engine = make_engine(
-            assembly, settings, LruRetention(), lambda _changes: None, debug=False
+            assembly, settings, LruRetention, lambda _changes: None, debug=False
         )
         self._ids = itertools.count()
 

@@ -47,6 +47,8 @@ class LoadEnded:
     pages: int
     """The leading pages that came."""
     seconds: float
+    has_state: bool = False
+    """Whether the recurrent state after the last of them came too."""
     sources: tuple[Loaded, ...] = ()
     """Where from, in the order of the pages; those that were not reached are left out."""
     overran: bool = False

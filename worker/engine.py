@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pie.page.events import Part
 from pie.page.key import RootKey, tenant_root
 from pie.pool.placement import GROUP_PAGES
 from pie.wire.messages import (
-    Load,
     RefusalCode,
     Refused,
     TokenDelta,
@@ -33,17 +33,17 @@ from pie.worker.commands import (
     Submit,
 )
 from pie.worker.counters import Counters
+from pie.worker.figures import Figures
 from pie.worker.forks import Forks
 from pie.worker.generation import Generation, RequestKey, Vocabulary
-from pie.worker.load_choice import LoadTier, with_outcome
+from pie.worker.load_choice import with_outcome
 from pie.worker.offload import Offload
 from pie.worker.outcome import Drawn, Outcome, StepRunner, compute
 from pie.worker.page_table import Change, PageTable
 from pie.worker.rates import StepTimes
 from pie.worker.scheduler import Chunk, Limits, Scheduler, StepPlan
 from pie.worker.sequence import Sequence
-from pie.worker.state_table import StateStatus, StateTable
-from pie.worker.status import WorkerStatus
+from pie.worker.state_table import StateTable
 from pie.worker.stores import PageToStore, StoreQueue, WriteBehind
 from pie.worker.suspended import SuspendedPages
 from pie.worker.working_set import ForkMemory, WorkingSet
@@ -122,7 +122,10 @@ class Engine:
             states=states,
         )
         self._stores = StoreQueue(
-            table, limit_pages=limits.store_queue_pages, batch_pages=GROUP_PAGES
+            table,
+            limit_pages=limits.store_queue_pages,
+            batch_pages=GROUP_PAGES,
+            states=states,
         )
         self._generations: dict[RequestKey, Generation] = {}
         self._forks = Forks()
@@ -130,23 +133,30 @@ class Engine:
         self._submitted = 0
         self._times = StepTimes()
         self._counters = Counters()
-        self.load = self._load()
+        self._figures = Figures(
+            self._scheduler, table, states, self._stores, self._times, self._counters
+        )
+        self.load = self._figures.load()
         """As of the step under way; may be read from any thread."""
         self._report = StepReport(self.load)
-        self.status = self._status()
+        self.status = self._figures.status()
         """As of the last step; may be read from any thread."""
 
     @property
     def is_idle(self) -> bool:
         """Whether no request is left and no transfer under way."""
-        return self._scheduler.is_empty and not self._stores.in_flight
+        return self._scheduler.is_empty and not self._stores.is_busy
 
     def attach(self, offload: Offload, suspended: SuspendedPages | None = None) -> None:
         """Use lower tiers and a pool from now on, and keep there what sequences had that yield."""
-        self._offload = offload
+        self._offload = self._figures.offload = offload
         if offload.tiers is not None:
-            self._table.below = WriteBehind(self._stores, offload.tiers)
-        self._suspended = suspended
+            parts = offload.layout.attention_parts
+            self._table.below = WriteBehind(self._stores, offload.tiers, parts)
+            if self._states is not None:
+                below = WriteBehind(self._stores, offload.tiers, (Part.STATE,))
+                self._states.slots.below = below
+        self._suspended = self._figures.suspended = suspended
         if suspended is not None:
             self._scheduler.suspender = suspended
 
@@ -172,7 +182,7 @@ class Engine:
         now_s = self._clock()
         self._expire(now_s)
         plan = self._scheduler.plan(now_s, prefill_tokens=self._prefill_tokens())
-        self.load = self._load()
+        self.load = self._figures.load()
         for sequence in plan.loads:
             assert self._offload is not None
             self._offload.load(sequence, self._times.prefill)
@@ -186,7 +196,7 @@ class Engine:
             self._on_changes(changes)
         if self._debug and self.is_idle:
             self.check()
-        self.load, self.status = self._load(), self._status()
+        self.load, self.status = self._figures.load(), self._figures.status()
         return bool(plan.chunks)
 
     def take_report(self) -> StepReport | None:
@@ -196,7 +206,7 @@ class Engine:
         told = report.deltas or report.refused or report.submitted != self._submitted
         if not told and not idle:
             return None
-        report.load = self.load = self._load()
+        report.load = self.load = self._figures.load()
         report.submitted = self._submitted
         report.idle = idle
         self._report = StepReport(report.load, self._submitted)
@@ -210,7 +220,8 @@ class Engine:
         if self._suspended is not None:
             self._suspended.check()
         if self._states is not None:
-            self._states.check([one.working_set.state_slots for one in self._scheduler.sequences()])
+            slots = [one.working_set.state_slots for one in self._scheduler.sequences()]
+            self._states.check([*slots, self._stores.states_in_flight])
         assert {g.sequence.number for g in self._generations.values()} == set(self._by_number)
         forking = {one for one in self._by_number.values() if one.is_forking}
         assert set(self._forks.waiting()) == forking
@@ -290,7 +301,9 @@ class Engine:
             sequence.load_decision = with_outcome(
                 sequence.load_decision, ended.sources, overran=ended.overran
             )
-        self._scheduler.loaded(sequence, ended.pages, self._clock(), ended.sources)
+        self._scheduler.loaded(
+            sequence, ended.pages, self._clock(), ended.sources, has_state=ended.has_state
+        )
 
     def _expire(self, now_s: float) -> None:
         for generation in list(self._generations.values()):
@@ -337,6 +350,7 @@ class Engine:
             return
         for page in self._scheduler.advance(chunk, now_s):
             self._queue_store(chunk.sequence, page)
+        self._queue_snapshot(chunk.sequence)
         if not chunk.draws:
             return
         own, *drawn = outcome.drawn[index]
@@ -412,6 +426,20 @@ class Engine:
             )
         )
 
+    def _queue_snapshot(self, sequence: Sequence) -> None:
+        working_set = sequence.working_set
+        index, state = working_set.new_snapshot, working_set.state
+        if self._offload is None or index is None or state is None or state.source is None:
+            return
+        self._stores.put(
+            PageToStore(
+                slot=state.source,
+                page=working_set.page(index),
+                group=working_set.keys[index - index % GROUP_PAGES],
+                is_state=True,
+            )
+        )
+
     def _store(self) -> None:
         if self._offload is not None:
             batch = self._stores.next_batch()
@@ -425,71 +453,3 @@ class Engine:
     def _retry_after_s(self) -> float:
         seconds = self._times.prefill.seconds(self._scheduler.waiting_tokens)
         return min(_LONGEST_RETRY_S, max(1.0, seconds))
-
-    def _load(self) -> Load:
-        # A model without attention has no pages: state slots are what it may run out of.
-        room = self._table if self._table.total or self._states is None else self._states
-        return Load(
-            running=self._scheduler.running,
-            waiting=self._scheduler.waiting,
-            waiting_tokens=self._scheduler.waiting_tokens,
-            free_pages=room.available,
-            total_pages=room.total,
-            prefill_tokens_per_s=self._times.prefill.per_s,
-            step_ms=self._times.step_s * 1e3,
-        )
-
-    def _status(self) -> WorkerStatus:
-        pages, counters, offload = self._table.counts(), self._counters, self._offload
-        suspended = self._suspended
-        states = self._states.status() if self._states is not None else StateStatus()
-        return WorkerStatus(
-            state="serving",
-            running=self._scheduler.running,
-            waiting=self._scheduler.waiting,
-            loading=self._scheduler.loading,
-            waiting_tokens=self._scheduler.waiting_tokens,
-            pages=self._table.total,
-            pages_free=pages.free,
-            pages_writable=pages.writable,
-            pages_idle=pages.idle,
-            pages_in_use=pages.in_use,
-            pages_loading=pages.loading,
-            state_slots=states.slots,
-            state_slots_free=states.free,
-            state_slots_running=states.running,
-            snapshots_idle=states.idle,
-            snapshots_in_use=states.in_use,
-            snapshots_taken=states.taken,
-            snapshots_skipped=states.skipped,
-            store_queue_pages=len(self._stores),
-            prefill_tokens_per_s=self._times.prefill.per_s,
-            load_tokens_per_s={}
-            if offload is None
-            else {tier.value: int(rate.per_s) for tier, rate in offload.choice.rates.items()},
-            step_ms=self._times.step_s * 1e3,
-            steps=counters.steps,
-            requests=counters.requests,
-            finished=counters.finished,
-            failed=counters.failed,
-            cancelled=counters.cancelled,
-            refused=counters.refused,
-            preemptions=self._scheduler.preemptions,
-            suspended=0 if suspended is None else suspended.suspended,
-            resumed=0 if suspended is None else suspended.resumed,
-            suspended_bytes=0 if suspended is None else suspended.used_bytes,
-            prefill_tokens=counters.prefill_tokens,
-            prefill_tokens_shared_in_flight=self._scheduler.shared_in_flight,
-            decode_tokens=counters.decode_tokens,
-            forks=counters.forks,
-            cached_tokens_device=counters.cached_tokens_device,
-            cached_tokens_host=counters.cached_tokens_loaded[LoadTier.HOST],
-            cached_tokens_disk=counters.cached_tokens_loaded[LoadTier.DISK],
-            cached_tokens_pool=counters.cached_tokens_loaded[LoadTier.POOL],
-            pages_stored=self._stores.stored,
-            pages_store_dropped=self._stores.dropped,
-            pages_loaded={tier.value: n for tier, n in counters.pages_loaded.items()},
-            loads_missed=0 if offload is None else offload.counts.missed,
-            loads_overran=0 if offload is None else offload.counts.overran,
-            loads_skipped=0 if offload is None else offload.choice.skipped + offload.counts.paused,
-        )

@@ -110,6 +110,12 @@ def with_outcome(
     return LoadDecision((*sources, *decision.sources[len(sources) :]), overran)
 
 
+def without_loads(decision: LoadDecision) -> LoadDecision:
+    """Return a decision to compute everything."""
+    sources = [msgspec.structs.replace(source, chosen=False) for source in decision.sources]
+    return LoadDecision(tuple(sources), decision.overran)
+
+
 def chosen_pages(decision: LoadDecision) -> int:
     """Return how many pages a decision wants loaded."""
     return sum(source.pages for source in decision.sources if source.chosen)

@@ -12,8 +12,10 @@ import time
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
+from pie.page.events import Part
 from pie.page.key import PageKey
-from pie.pool.tier import StoredPage
+from pie.pool.tier import PageId, StoredPage
+from pie.worker.batch import StateSlot
 from pie.worker.load_choice import Loaded, LoadTier
 from pie.worker.page_copies import PageCopies, Piece
 from pie.worker.sequence import Sequence, SequenceState
@@ -23,10 +25,16 @@ log = logging.getLogger("pie.worker.load_job")
 
 @dataclass(frozen=True, slots=True)
 class PageToLoad:
-    """A page's parts, where each goes, and the first key of its group of pages."""
+    """Parts of a page, where each goes, and the first key of its group of pages."""
 
     pieces: tuple[Piece, ...]
+    key: PageKey
     group: PageKey
+
+    def with_state(self, slot: StateSlot) -> PageToLoad:
+        """Return it with the recurrent state after it, which goes to `slot`."""
+        piece = Piece(PageId(self.key, Part.STATE), slot)
+        return PageToLoad((*self.pieces, piece), self.key, self.group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +52,7 @@ class LoadJob:
         sequence: Who waits for it.
         runs: What to bring, in order.
         copies: Writes pages.
+        state_slot: Where the recurrent state after the last page goes, in a model that has one.
         wanted_s: How long it may take to fetch pages.
         limit_s: How long it may take with writing them.
     """
@@ -54,6 +63,7 @@ class LoadJob:
         runs: Many[RunToLoad],
         copies: PageCopies,
         *,
+        state_slot: StateSlot | None = None,
         wanted_s: float,
         limit_s: float,
     ) -> None:
@@ -63,6 +73,9 @@ class LoadJob:
         self.loaded: list[Loaded] = []
         self.pages = 0
         """Leading pages that have been written."""
+        self.has_state = False
+        """Whether the recurrent state after the last of them has been written."""
+        self.state_slot = state_slot
         self.overran = False
         self._copies = copies
         self._began_s = time.monotonic()
@@ -94,6 +107,7 @@ class LoadJob:
             try:
                 for piece, part in zip(page.pieces, parts, strict=True):
                     self._copies.write(piece.slot, (part,))
+                    self.has_state |= piece.page.part is Part.STATE
             except Exception:
                 log.exception("a page that was loaded could not be written")
                 return False

@@ -20,11 +20,15 @@ from collections.abc import Callable, Sequence as Many
 from dataclasses import dataclass
 from typing import Protocol
 
+from pie.page.events import Part
 from pie.page.format import PageHeader
 from pie.page.key import PageKey
+from pie.page.layout import PageLayout
+from pie.page.lookup import LookupStatus
 from pie.pool.placement import GROUP_PAGES, group_keys
 from pie.pool.tier import Buffer, PageId, StoredPage
 from pie.wire.messages import LoadDecision, PutStatus
+from pie.worker.batch import StateSlot
 from pie.worker.commands import Command, LoadEnded, StoreEnded
 from pie.worker.load_choice import (
     LoadChoice,
@@ -34,6 +38,7 @@ from pie.worker.load_choice import (
     chosen_pages,
     estimate_s,
     is_measured,
+    without_loads,
 )
 from pie.worker.load_job import LoadJob, PageToLoad, RunToLoad
 from pie.worker.lower_tiers import LowerTiers
@@ -57,6 +62,12 @@ _LEAST_POOL_PAGES = 2
 
 class PagePool(Protocol):
     """What is needed of `pie.pool.client.PoolClient`."""
+
+    async def lookup(
+        self, pages: Many[PageId], *, groups: Many[PageKey], deadline_s: float
+    ) -> list[LookupStatus]:
+        """Say what is known of each page."""
+        ...
 
     async def load(
         self, pages: Many[PageId], *, groups: Many[PageKey], deadline_s: float
@@ -130,19 +141,30 @@ class Offload:
         self.stalls = {tier: Stalls(tier.value) for tier in LoadTier}
         self.counts = LoadCounts()
 
+    @property
+    def layout(self) -> PageLayout:
+        """What a page holds."""
+        return self._copies.names.layout
+
     def wish(self, sequence: Sequence, compute: Rate) -> int:
         """Return how many pages after its frozen ones a sequence should load; 0 to compute them."""
         runs = self._runs(sequence)
         sequence.load_decision = None
         if not runs:
             return 0
-        sequence.load_decision = self.choice.decide(runs, compute)
-        return chosen_pages(sequence.load_decision)
+        decision = sequence.load_decision = self.choice.decide(runs, compute)
+        chosen = chosen_pages(decision)
+        if self._has_states and 0 < chosen < sum(run.pages for run in runs):
+            # A recurrent model cannot go on from the middle of what was found for it.
+            sequence.load_decision = without_loads(decision)
+            return 0
+        return chosen
 
     def load(self, sequence: Sequence, compute: Rate) -> None:
         """Fetch the pages that `sequence` has reserved; `LoadEnded` comes when that is over."""
         decision = sequence.load_decision
         assert decision is not None
+        state = sequence.working_set.state
         wanted_s = compute.seconds(sequence.missing)
         if is_measured(decision):
             wanted_s = min(wanted_s, _OVERRUN * estimate_s(decision))
@@ -150,6 +172,7 @@ class Offload:
             sequence,
             self._runs_to_load(sequence, decision),
             self._copies,
+            state_slot=None if state is None else state.target,
             wanted_s=min(self._limit_s, max(_LEAST_LOAD_S, wanted_s)),
             limit_s=self._limit_s,
         )
@@ -169,13 +192,15 @@ class Offload:
 
     def _runs(self, sequence: Sequence) -> list[Run]:
         """Return where the pages after a sequence's frozen ones can be had."""
-        keys, runs = sequence.working_set.next_keys, list[Run]()
+        keys, runs = sequence.working_set.loadable_keys, list[Run]()
         if self.tiers is not None:
             for run in self.tiers.runs(keys, held=sequence.working_set.frozen):
                 if self.stalls[run.tier].is_paused:
                     self.counts.paused += 1
                     return runs
                 runs.append(run)
+        if runs and self._has_states:
+            return runs
         left = len(keys) - sum(run.pages for run in runs)
         if self._pool is not None and left >= _LEAST_POOL_PAGES:
             if self.stalls[LoadTier.POOL].is_paused:
@@ -185,25 +210,36 @@ class Offload:
         return runs
 
     def _runs_to_load(self, sequence: Sequence, decision: LoadDecision) -> list[RunToLoad]:
-        """Return what was chosen, with the slots that were reserved for it."""
-        working_set, parts = sequence.working_set, self._copies.names.layout.parts
+        """Return what was chosen, with the slots that were reserved for it.
+
+        Of a recurrent model's states only the one after the last page is wanted; which page of the
+        pool's that is, is asked of it.
+        """
+        working_set, parts = sequence.working_set, self._copies.names.layout.attention_parts
+        last = working_set.frozen + chosen_pages(decision) - 1
         groups = group_keys(working_set.keys)
         at = working_set.frozen
         runs: list[RunToLoad] = []
         for source in decision.sources:
             if not source.chosen:
                 break
-            pages = tuple(
+            tier = LoadTier(source.tier)
+            pages = [
                 PageToLoad(
                     tuple(
                         Piece(PageId(working_set.keys[i], part), working_set.pages[i])
                         for part in parts
                     ),
+                    working_set.keys[i],
                     groups[i],
                 )
                 for i in range(at, at + source.pages)
-            )
-            runs.append(RunToLoad(LoadTier(source.tier), pages))
+            ]
+            state = working_set.state
+            if state is not None and tier is not LoadTier.POOL and last < at + source.pages:
+                assert state.target is not None, "a slot was reserved with the pages"
+                pages[-1] = pages[-1].with_state(state.target)
+            runs.append(RunToLoad(tier, tuple(pages)))
             at += source.pages
         return runs
 
@@ -239,7 +275,11 @@ class Offload:
         self.counts.pages += pages
         self.counts.missed += not pages
         self.counts.overran += job.overran
-        self._put(LoadEnded(job.sequence, pages, job.seconds, tuple(job.loaded), job.overran))
+        self._put(
+            LoadEnded(
+                job.sequence, pages, job.seconds, job.has_state, tuple(job.loaded), job.overran
+            )
+        )
 
     async def _load_from_tier(self, job: LoadJob, run: RunToLoad) -> None:
         """Write pages that lie in host memory or on disk, on a thread."""
@@ -268,6 +308,8 @@ class Offload:
 
     async def _load_from_pool(self, job: LoadJob, run: RunToLoad) -> None:
         """Fetch and write leading pages, group by group. Writing has ended then."""
+        if job.state_slot is not None:
+            run = await self._up_to_snapshot(job, run, job.state_slot)
         writing: asyncio.Future[None] | None = None
         for start in range(0, len(run.pages), GROUP_PAGES):
             left_s = job.left_s
@@ -285,6 +327,24 @@ class Offload:
                 break
         if writing is not None:
             await writing
+
+    async def _up_to_snapshot(self, job: LoadJob, run: RunToLoad, slot: StateSlot) -> RunToLoad:
+        """Return the pages up to the last one whose snapshot the pool has, with that one."""
+        assert self._pool is not None
+        try:
+            statuses = await self._pool.lookup(
+                [PageId(page.key, Part.STATE) for page in run.pages],
+                groups=[page.group for page in run.pages],
+                deadline_s=max(job.left_s, 0.0),
+            )
+        except Exception:
+            log.exception("asking the pool for snapshots failed")
+            statuses = []
+        count = len(statuses)
+        while count and statuses[count - 1] is not LookupStatus.HIT:
+            count -= 1
+        pages = run.pages[:count]
+        return RunToLoad(run.tier, (*pages[:-1], *(page.with_state(slot) for page in pages[-1:])))
 
     async def _fetch(
         self, pages: Many[PageToLoad], deadline_s: float
@@ -380,13 +440,20 @@ class Offload:
             all(map(kept.__contains__, itertools.islice(statuses, len(page)))) for page in copied
         ]
 
+    def _parts_of(self, entry: PageToStore) -> tuple[Part, ...]:
+        return (Part.STATE,) if entry.is_state else self._copies.names.layout.attention_parts
+
+    @property
+    def _has_states(self) -> bool:
+        return Part.STATE in self._copies.names.layout.parts
+
     def _read(self, batch: tuple[PageToStore, ...], until_s: float) -> list[list[CopiedPart]]:
         """Copy pages out while there is time: all parts of a page, or none."""
         copied: list[list[CopiedPart]] = []
         for entry in batch:
             if time.monotonic() > until_s:
                 break
-            copied.append(self._copies.copy(entry.slot, entry.page))
+            copied.append(self._copies.copy(entry.slot, entry.page, self._parts_of(entry)))
         return copied
 
 

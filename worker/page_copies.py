@@ -60,16 +60,11 @@ class PageCopies:
         self._checksum = Checksum(secret)
         self.names = names
 
-    @property
-    def parts(self) -> int:
-        """How many parts a page has."""
-        return len(self.names.layout.parts)
-
-    def copy(self, slot: PageSlot, page: FrozenPage) -> list[CopiedPart]:
-        """Return a copy of all parts of a frozen page."""
+    def copy(self, slot: PageSlot, page: FrozenPage, parts: Sequence[Part]) -> list[CopiedPart]:
+        """Return a copy of those parts of a frozen page that lie in `slot`."""
         layout = self.names.layout
         copied: list[CopiedPart] = []
-        for part in layout.parts:
+        for part in parts:
             payload = self._memory.export(slot, part)
             header = PageHeader(
                 key=page.key,

@@ -269,16 +269,30 @@ class Scheduler:
         return new
 
     def loaded(
-        self, sequence: Sequence, pages: int, now_s: float, sources: Iterable[Loaded] = ()
+        self,
+        sequence: Sequence,
+        pages: int,
+        now_s: float,
+        sources: Iterable[Loaded] = (),
+        *,
+        has_state: bool = False,
     ) -> None:
-        """End a sequence's load of which the first `pages` pages came, from `sources` in order."""
+        """End a sequence's load of which the first `pages` pages came, from `sources` in order.
+
+        Args:
+            sequence: In state `LOADING`, or finished meanwhile.
+            pages: How many leading pages came.
+            now_s: The time.
+            sources: What came from where.
+            has_state: Whether the recurrent state after the last of them came too.
+        """
         if sequence in self._orphans:
             self._orphans.remove(sequence)
             sequence.working_set.end_load(pages, now_s)
             sequence.working_set.release()
             return
         self._loading.remove(sequence)
-        won = sequence.working_set.end_load(pages, now_s)
+        won = sequence.working_set.end_load(pages, now_s, has_state=has_state)
         sequence.note_loaded(won, sources, self._page_tokens)
         self._run(sequence)
 

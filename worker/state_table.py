@@ -49,7 +49,8 @@ class StateTable:
         self, total: int, *, state_bytes: int, stride_pages: int, retention: RetentionManager
     ) -> None:
         assert stride_pages > 0
-        self._slots = PageTable(total, state_bytes, Part.STATE, retention)
+        self.slots = PageTable(total, state_bytes, Part.STATE, retention)
+        """The slots, as a page table keeps pages."""
         self._stride_pages = stride_pages
         self.taken = 0
         """Snapshots made."""
@@ -59,16 +60,16 @@ class StateTable:
     @property
     def total(self) -> int:
         """All slots."""
-        return self._slots.total
+        return self.slots.total
 
     @property
     def available(self) -> int:
         """Slots that can be allocated: free ones, and idle snapshots that would be evicted."""
-        return self._slots.available
+        return self.slots.available
 
     def status(self) -> StateStatus:
         """Return how many slots are in each state, and what became of snapshots."""
-        counts = self._slots.counts()
+        counts = self.slots.counts()
         return StateStatus(
             slots=self.total,
             free=counts.free,
@@ -100,39 +101,39 @@ class StateTable:
 
     def holds(self, key: PageKey) -> bool:
         """Say whether there is a snapshot under `key`."""
-        return self._slots.has(key)
+        return self.slots.has(key)
 
     def is_idle(self, key: PageKey) -> bool:
         """Say whether there is a snapshot under `key` that nobody uses."""
-        return self._slots.matching([key]).idle > 0
+        return self.slots.matching([key]).idle > 0
 
     def use(self, key: PageKey, now_s: float) -> StateSlot:
         """Return the slot of a snapshot that there is, with one more user."""
-        (slot,) = self._slots.match([key], now_s)
+        (slot,) = self.slots.match([key], now_s)
         return slot
 
     def share(self, slot: StateSlot) -> None:
         """Add a user to a snapshot."""
-        self._slots.acquire(slot)
+        self.slots.acquire(slot)
 
     def allocate(self, now_s: float) -> StateSlot | None:
         """Take a slot to write, evicting an idle snapshot if need be; None where all are in use."""
-        slots = self._slots.allocate(1, now_s)
+        slots = self.slots.allocate(1, now_s)
         return slots[0] if slots else None
 
     def freeze(self, slot: StateSlot, page: FrozenPage, now_s: float) -> StateSlot:
         """Make a writable slot the snapshot at a page's end; return the slot that holds the key now."""
         self.taken += 1
-        return self._slots.freeze(slot, page, now_s)
+        return self.slots.freeze(slot, page, now_s)
 
     def release(self, slots: Sequence[StateSlot]) -> None:
         """Take one user from each slot. A writable one becomes free, a snapshot stays."""
-        self._slots.release(slots)
+        self.slots.release(slots)
 
     def take_changes(self) -> list[Change]:
         """Return what was stored and removed since the last call, in order."""
-        return self._slots.take_changes()
+        return self.slots.take_changes()
 
     def check(self, users: Iterable[Sequence[StateSlot]] | None = None) -> None:
         """Raise `AssertionError` where the table contradicts itself, or its `users` if given."""
-        self._slots.check(users)
+        self.slots.check(users)

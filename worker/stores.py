@@ -13,10 +13,12 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pie.page.events import Part
 from pie.page.key import PageKey
-from pie.worker.batch import PageSlot
+from pie.worker.batch import PageSlot, StateSlot
 from pie.worker.lower_tiers import LowerTiers
 from pie.worker.page_table import FrozenPage, PageTable
+from pie.worker.state_table import StateTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,8 @@ class PageToStore:
     slot: PageSlot
     page: FrozenPage
     group: PageKey
+    is_state: bool = False
+    """Whether it is the snapshot at the page's end, which lies in a state slot."""
 
 
 class StoreQueue:
@@ -33,21 +37,38 @@ class StoreQueue:
 
     Args:
         table: Where the pages are frozen.
+        states: Where a recurrent model's snapshots are.
         limit_pages: Most pages that wait; more are dropped.
         batch_pages: Most pages of a batch.
     """
 
-    def __init__(self, table: PageTable, *, limit_pages: int, batch_pages: int) -> None:
+    def __init__(
+        self,
+        table: PageTable,
+        *,
+        limit_pages: int,
+        batch_pages: int,
+        states: StateTable | None = None,
+    ) -> None:
         self._table = table
+        self._states = states
         self._limit_pages = limit_pages
         self._batch_pages = batch_pages
         self._queue: deque[PageToStore] = deque()
         self.in_flight: tuple[PageSlot, ...] = ()
+        """Pages of the batch under way."""
+        self.states_in_flight: tuple[StateSlot, ...] = ()
+        """Snapshots of the batch under way."""
         self.dropped = 0
         self.stored = 0
 
     def __len__(self) -> int:
-        return len(self._queue) + len(self.in_flight)
+        return len(self._queue) + self._under_way
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a batch is under way."""
+        return self._under_way > 0
 
     def put(self, page: PageToStore) -> None:
         """Queue a page, or count it as dropped."""
@@ -59,31 +80,46 @@ class StoreQueue:
     def next_batch(self) -> list[PageToStore]:
         """Begin the next batch and pin its pages; empty while one is under way."""
         batch: list[PageToStore] = []
-        while self._queue and not self.in_flight and len(batch) < self._batch_pages:
+        while self._queue and not self.is_busy and len(batch) < self._batch_pages:
             page = self._queue.popleft()
-            if not self._table.holds(page.slot, page.page.key):
+            table = self._table_of(page)
+            if not table.holds(page.slot, page.page.key):
                 self.dropped += 1
                 continue
-            self._table.acquire(page.slot)
+            table.acquire(page.slot)
             batch.append(page)
         if batch:
-            self.in_flight = tuple(page.slot for page in batch)
+            self.in_flight = tuple(page.slot for page in batch if not page.is_state)
+            self.states_in_flight = tuple(page.slot for page in batch if page.is_state)
         return batch
 
     def ended(self, stored: int, kept: int) -> None:
         """End the batch under way: the pool took `stored` pages, and `kept` are where they should be."""
         self._table.release(self.in_flight)
+        if self._states is not None:
+            self._states.release(self.states_in_flight)
         self.stored += stored
-        self.dropped += len(self.in_flight) - kept
-        self.in_flight = ()
+        self.dropped += self._under_way - kept
+        self.in_flight = self.states_in_flight = ()
+
+    @property
+    def _under_way(self) -> int:
+        return len(self.in_flight) + len(self.states_in_flight)
+
+    def _table_of(self, page: PageToStore) -> PageTable:
+        if not page.is_state:
+            return self._table
+        assert self._states is not None, "only a recurrent model has snapshots"
+        return self._states.slots
 
 
 class WriteBehind:
-    """A `pie.worker.page_table.Below`: the queue, and the tiers that it ends in."""
+    """A `pie.worker.page_table.Below` for some parts: the queue, and the tiers that it ends in."""
 
-    def __init__(self, stores: StoreQueue, tiers: LowerTiers) -> None:
+    def __init__(self, stores: StoreQueue, tiers: LowerTiers, parts: Sequence[Part]) -> None:
         self._stores = stores
         self._tiers = tiers
+        self._parts = parts
 
     @property
     def waiting(self) -> int:
@@ -92,8 +128,8 @@ class WriteBehind:
 
     def holds(self, key: PageKey) -> bool:
         """Say whether a lower tier has a page."""
-        return self._tiers.tier_of(key) is not None
+        return self._tiers.tier_of(key, self._parts) is not None
 
     def keep(self, victims: Sequence[tuple[PageSlot, FrozenPage]]) -> None:
         """Copy victims to host memory that are in no lower tier yet, where there is room."""
-        self._tiers.keep(victims)
+        self._tiers.keep(victims, self._parts)

@@ -55,13 +55,14 @@ class SuspendedPages:
 
         Its pages must still be there.
         """
+        if Part.STATE in self._layout.parts:
+            # A recurrent layer's state is not a page's: such a sequence goes on from a snapshot.
+            return
         working_set = sequence.working_set
         frozen, computed = working_set.frozen, working_set.computed
         parts: tuple[tuple[Part, memoryview], ...] = ()
         if computed > frozen * self._layout.page_tokens:
-            # A recurrent layer's state is not a page's: such a sequence goes on from a snapshot.
-            has_room = self.used_bytes + self._layout.page_bytes <= self.budget_bytes
-            if Part.STATE in self._layout.parts or not has_room:
+            if self.used_bytes + self._layout.page_bytes > self.budget_bytes:
                 return
             slot = working_set.pages[frozen]
             parts = tuple((part, self._memory.export(slot, part)) for part in self._layout.parts)

@@ -59,6 +59,8 @@ class WorkingSet:
         """Keys of the full pages of `tokens`."""
         self.state = WorkingState(states) if states is not None else None
         """A recurrent model's; None for any other."""
+        self.new_snapshot: int | None = None
+        """The page at whose end the last pass left a snapshot that nobody had before."""
         self._states = states
         self._table = table
         self._root = root
@@ -88,6 +90,11 @@ class WorkingSet:
         if self._states is None:
             return self.keys[self.frozen :]
         return [self.keys[pages - 1] for pages in self._due()]
+
+    @property
+    def loadable_keys(self) -> list[PageKey]:
+        """Keys of the full pages that are not frozen yet, and of which a load would be of use."""
+        return self.keys[self.frozen : None if self._states is None else self._last_boundary]
 
     @property
     def until_snapshot(self) -> int | None:
@@ -205,26 +212,36 @@ class WorkingSet:
         new = self._freeze(self.computed // self._page_tokens, now_s)
         if self.state is not None:
             is_due = self.computed == due * self._page_tokens
-            self.state.advance(self.page(due - 1) if is_due else None, now_s)
+            is_new = self.state.advance(self.page(due - 1) if is_due else None, now_s)
+            self.new_snapshot = due - 1 if is_new else None
         return new
 
     def begin_load(self, count: int, now_s: float) -> list[PageSlot] | None:
         """Reserve the next `count` pages for a load; None where there is no room."""
-        assert len(self.pages) == self.frozen, "a load comes before any computing"
+        is_paged = self._table.total > 0
+        assert len(self.pages) == self.frozen * is_paged, "a load comes before any computing"
         if not self.grow((self.frozen + count) * self._page_tokens, now_s):
             return None
         pages = self.pages[self.frozen :]
         self._table.begin_load(pages)
         return pages
 
-    def end_load(self, loaded: int, now_s: float) -> int:
+    def end_load(self, loaded: int, now_s: float, *, has_state: bool = False) -> int:
         """End a load whose first `loaded` pages came; return the tokens won.
 
-        The other pages stay reserved, to be computed.
+        The other pages stay reserved, to be computed. A recurrent model wins nothing without the
+        state after the last page; others may make use of the pages.
         """
         self._table.end_load(self.pages[self.frozen :])
-        before = self.computed
-        self._freeze(self.frozen + loaded, now_s)
+        before, start = self.computed, self.frozen
+        self._freeze(start + loaded, now_s)
+        if self.state is not None and loaded:
+            if has_state:
+                self.state.advance(self.page(self.frozen - 1), now_s)
+            else:
+                self._table.release(self.pages[start : self.frozen])
+                del self.pages[start : self.frozen]
+                self.frozen = start
         self._set_frozen(self.frozen)
         return self.computed - before
 

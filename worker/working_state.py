@@ -43,19 +43,23 @@ class WorkingState:
         self._leave_source()
         self.source = source
 
-    def advance(self, due: FrozenPage | None, now_s: float) -> None:
-        """Learn that a pass has written the target; leave it behind as a snapshot where one is due."""
+    def advance(self, due: FrozenPage | None, now_s: float) -> bool:
+        """Learn that a pass has written the target; leave it behind as a snapshot where one is due.
+
+        Returns whether there is a snapshot that nobody had before.
+        """
         assert self.target is not None, "a pass has written nowhere"
         self._leave_source()
         self.source = self.target
         if due is None or self._table.holds(due.key):
-            return
+            return False
         fresh = self._table.allocate(now_s)
         if fresh is None:
             self._table.skipped += 1
-            return
+            return False
         self.source = self._table.freeze(self.target, due, now_s)
         self.target = fresh
+        return True
 
     def fork(self, now_s: float) -> tuple[WorkingState, tuple[StateSlot, StateSlot] | None] | None:
         """Return the same state for another sequence; None where there is no slot.

@@ -163,7 +163,11 @@ def test_sixteen_at_a_time(reference: PreTrainedModel, make: Callable[..., Serve
 def test_forks_that_go_different_ways(
     reference: PreTrainedModel, make: Callable[..., Served]
 ) -> None:
-    driver = make()
+    forks_go_different_ways(reference, make())
+
+
+def forks_go_different_ways(reference: PreTrainedModel, driver: Served) -> None:
+    """Compare a parent and forks of which one must begin otherwise with `generate`."""
     # One that ends with a page, and one whose last page is copied.
     for length in (40, 43):
         prompt = [7 + at * 11 % 50 for at in range(length)]

@@ -18,7 +18,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from pie.page.events import Epoch, PlaceId
+from pie.page.events import Epoch, Part, PlaceId
 from pie.page.format import PageHeader
 from pie.page.key import page_keys
 from pie.pool.checksum import Checksum
@@ -30,14 +30,15 @@ from pie.pool.tier import PageId, StoredPage
 from pie.tokens.tokenizer import Tokenizer
 from pie.wire.messages import PutStatus
 from pie.worker import offload
-from pie.worker.arena import Arena
 from pie.worker.load_choice import LoadTier
 from pie.worker.model import Model
 from pie.worker.page_copies import PageNames
 from pie.worker.rates import Rate
 from pie.worker.runner import Runner
+from pie.worker.selfcheck import verify
 from tests.pool.places import Places
-from tests.support.models import smollm2, tiny_model, tiny_module
+from tests.support.models import RECURRENT, smollm2, tiny_model, tiny_module
+from tests.worker.engine.device import device
 from tests.worker.engine.driver import Answer
 from tests.worker.engine.test_models import expect, prompts
 from tests.worker.engine.threaded import Threaded
@@ -67,12 +68,16 @@ class Subject:
 
     def full(self, prompt: list[int]) -> int:
         """Tokens of a prompt that need not be computed once its full pages are there."""
+        if self.model.states:
+            return (len(prompt) - 1) // self.page_tokens * self.page_tokens
         return min(len(prompt) // self.page_tokens * self.page_tokens, len(prompt) - 1)
 
 
 @functools.cache
 def tiny(kind: str, tokenizer: Tokenizer) -> Subject:
     model = tiny_model(kind, page_tokens=8)
+    if model.states:
+        model = verify(model)
     return Subject(model, tiny_module(kind), tokenizer, prompts(16), 16, pages=256)
 
 
@@ -124,11 +129,13 @@ class Cluster:
     async def engine(self, pool: PoolClient) -> Threaded:
         """Start an engine that has computed nothing."""
         subject, layout = self.subject, self.subject.model.layout
-        arena = Arena(layout, subject.pages)
+        own = device(subject.model, subject.pages, slots=64)
+        arena = own.arena
         engine = Threaded(
             Runner(subject.model, arena),
             subject.tokenizer,
-            pages=subject.pages,
+            pages=own.pages,
+            states=own.states,
             page_tokens=subject.page_tokens,
             page_bytes=arena.page_bytes,
             root=subject.model.model_root,
@@ -159,7 +166,7 @@ class Cluster:
         await engine.until(lambda: all(one.finish_reason for one in answers), timeout_s=120)
 
     async def pages(self, pool: PoolClient, prompt: list[int]) -> list[StoredPage]:
-        """Load all parts of all full pages of a prompt."""
+        """Load all parts of all full pages of a prompt, and what snapshots there are."""
         keys = page_keys(self.subject.model.model_root, prompt, self.subject.page_tokens)
         parts = self.subject.model.layout.parts
         loaded = await pool.load(
@@ -168,7 +175,8 @@ class Cluster:
             deadline_s=30,
         )
         pages = [page for page in loaded if page is not None]
-        assert len(pages) == len(keys) * len(parts)
+        attention = [page for page in pages if page.header.part is not Part.STATE]
+        assert len(attention) == len(keys) * len(self.subject.model.layout.attention_parts)
         return pages
 
     async def close(self) -> None:
@@ -180,6 +188,7 @@ class Cluster:
 @pytest.fixture(
     params=[
         *("llama", "qwen3", "gemma3", "gpt2"),
+        *RECURRENT,
         pytest.param(
             "smollm2", marks=[pytest.mark.timeout(900), pytest.mark.xdist_group("smollm2")]
         ),
@@ -236,17 +245,21 @@ async def test_a_page_that_is_exchanged_on_the_way_shows(
     honest = await cluster.pool()
     await cluster.store(honest, [prompt, other])
     stored, foreign = await cluster.pages(honest, prompt), await cluster.pages(honest, other)
-    # The last but one, which the windows of sliding layers still see.
-    swapped = len(prompt) // subject.page_tokens - 2
+    # The last but one, which the windows of sliding layers still see; or the snapshot that is used.
+    swapped = (len(prompt) // subject.page_tokens - 2, subject.model.layout.parts[0])
+    if subject.model.states:
+        swapped = (subject.full(prompt) // subject.page_tokens - 1, Part.STATE)
     headers: list[PageHeader] = []
     payloads: list[bytes] = []
     for page, wrong in zip(stored, foreign, strict=True):
-        payload = bytes((wrong if page.header.index == swapped else page).payload)
+        assert (page.header.index, page.header.part) == (wrong.header.index, wrong.header.part)
+        is_wrong = (page.header.index, page.header.part) == swapped
+        payload = bytes((wrong if is_wrong else page).payload)
         checksum = Checksum(SECRET).digest(payload)
         headers.append(msgspec.structs.replace(page.header, checksum=checksum))
         payloads.append(payload)
     keys = page_keys(subject.model.model_root, prompt, subject.page_tokens)
-    groups = [group for group in group_keys(keys) for _ in subject.model.layout.parts]
+    groups = [group_keys(keys)[header.index] for header in headers]
     lying = await cluster.pool()
     became = await lying.store(headers, payloads, groups=groups, deadline_s=30)
     assert set(became) == {PutStatus.STORED}

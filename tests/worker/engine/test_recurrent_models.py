@@ -17,7 +17,7 @@ from pie.tokens.tokenizer import Tokenizer
 from pie.worker.model import Model
 from pie.worker.selfcheck import verify
 from tests.support.models import RECURRENT, STEPPED, VOCAB_SIZE, tiny_model, tiny_module
-from tests.worker.engine.test_models import PAGE, Served, expect, prompts
+from tests.worker.engine.test_models import PAGE, Served, expect, forks_go_different_ways, prompts
 
 KINDS = (*RECURRENT, *STEPPED)
 
@@ -70,6 +70,12 @@ def test_a_second_turn_goes_on_from_the_first_ones_snapshots(
     again = driver.generate(second, 20)
     assert again.cached.device == 48, "the last stride that was decoded"
     expect(reference, second, again)
+
+
+def test_forks_that_go_different_ways(
+    reference: PreTrainedModel, make: Callable[..., Served]
+) -> None:
+    forks_go_different_ways(reference, make())
 
 
 def test_a_prompt_in_chunks(reference: PreTrainedModel, make: Callable[..., Served]) -> None:

@@ -56,7 +56,7 @@ class TieredWorld(World):
         self.suspended = SuspendedPages(self, names, 2 * LAYOUT.page_bytes)
         self.scheduler.suspender = self.suspended
         self.stores = StoreQueue(self.table, limit_pages=8, batch_pages=4)
-        self.table.below = WriteBehind(self.stores, self.tiers)
+        self.table.below = WriteBehind(self.stores, self.tiers, LAYOUT.parts)
         self.batch: list[PageToStore] = []
         self.loading: list[Sequence] = []
 
@@ -77,7 +77,9 @@ class TieredWorld(World):
         self.table.check([*users, self.stores.in_flight])
 
     def end_store(self) -> None:
-        kept = sum(self.tiers.put(self.copies.copy(one.slot, one.page)) for one in self.batch)
+        kept = sum(
+            self.tiers.put(self.copies.copy(one.slot, one.page, LAYOUT.parts)) for one in self.batch
+        )
         self.stores.ended(0, kept)
         self.batch = []
 

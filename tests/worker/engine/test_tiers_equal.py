@@ -22,10 +22,11 @@ from pie.pool.tier import PageId, StoredPage, Tier
 from pie.pool.wrappers import FaultyTier, WrappedTier
 from pie.tokens.tokenizer import Tokenizer
 from pie.worker import offload
-from pie.worker.arena import Arena
 from pie.worker.load_choice import LoadTier
 from pie.worker.page_copies import PageNames
 from pie.worker.runner import Runner
+from tests.support.models import RECURRENT
+from tests.worker.engine.device import device
 from tests.worker.engine.driver import Answer
 from tests.worker.engine.test_models import expect
 from tests.worker.engine.test_pool_fed import SECRET, Subject, long_prompts, small, tiny
@@ -39,6 +40,7 @@ DISK = 512 << 20
 @pytest.fixture(
     params=[
         *("llama", "qwen3", "gemma3", "gpt2"),
+        *RECURRENT,
         pytest.param(
             "smollm2", marks=[pytest.mark.timeout(900), pytest.mark.xdist_group("smollm2")]
         ),
@@ -60,11 +62,14 @@ class Served:
     def __init__(self, subject: Subject, make: MakeTiers, *, pages: int, max_running: int) -> None:
         self.subject = subject
         layout = subject.model.layout
-        arena = Arena(layout, pages)
+        # Of a pure recurrent model snapshots must make room, there are no pages.
+        own = device(subject.model, pages, slots=8 if subject.model.specs else 4)
+        arena = own.arena
         self.engine = Threaded(
             Runner(subject.model, arena),
             subject.tokenizer,
-            pages=pages,
+            pages=own.pages,
+            states=own.states,
             page_tokens=subject.page_tokens,
             page_bytes=arena.page_bytes,
             root=subject.model.model_root,
@@ -94,10 +99,19 @@ class Served:
 
     async def forget(self) -> None:
         """Push out of device memory all that is idle there."""
-        await self.ask([7] * (self.engine.table.total * self.subject.page_tokens - 1), 1)
+        await self.fill(7)
         await self.engine.until(lambda: self.engine.engine.is_idle, timeout_s=120)
         assert self.engine.tiers is not None
         assert self.engine.tiers.lost == 0
+
+    async def fill(self, token: int) -> None:
+        """Ask for so much else that all of device memory is needed for it."""
+        total, page = self.engine.table.total, self.subject.page_tokens
+        states = self.engine.states
+        await self.ask([token] * (total * page - 1 if total else 10 * page), 1)
+        for number in range(states.total if states is not None else 0):
+            # Their pages are those of the one before; each has a snapshot of its own.
+            await self.ask([*[token] * (2 * page), 10 + number, 3], 1)
 
     async def stop(self) -> None:
         await self.engine.stop()
@@ -155,7 +169,7 @@ async def test_from_disk_and_again_after_a_restart(
     served = start(make)
     await served.ask(prompt)
     await served.engine.until(lambda: served.engine.engine.is_idle, timeout_s=60)
-    await served.ask([9] * (20 * subject.page_tokens - 1), 1)
+    await served.fill(9)
     for again in (served, None):
         one = again or start(make)
         answer = await one.ask(prompt)
@@ -172,7 +186,11 @@ async def test_suspended_and_resumed(start: Start, subject: Subject) -> None:
     answers = [served.engine.submit(prompt, tokens, ignore_eos=True) for prompt in asked]
     await served.ended(answers)
     status = served.engine.engine.status
-    assert status.resumed == status.suspended == status.preemptions > 0
+    if subject.model.states:
+        # It goes on from its last snapshot.
+        assert status.suspended == 0
+    else:
+        assert status.resumed == status.suspended == status.preemptions > 0
     for prompt, answer in zip(asked, answers, strict=True):
         expect(subject.reference, prompt, answer, ignore_eos=True)
 
@@ -204,7 +222,7 @@ async def test_with_damaged_files(
     served = start(opened(tmp_path, disk=DISK, secret=SECRET))
     await served.ask(prompt)
     await served.engine.until(lambda: served.engine.engine.is_idle, timeout_s=60)
-    await served.ask([9] * (20 * subject.page_tokens - 1), 1)
+    await served.fill(9)
     for path in damaged_files(tmp_path):
         data = bytearray(path.read_bytes())
         for at in range(1000, len(data), 2000):
@@ -252,6 +270,8 @@ async def test_a_page_that_is_exchanged_shows(start: Start, subject: Subject) ->
     root, page = subject.model.model_root, subject.page_tokens
     # The last but one, which the windows of sliding layers still see.
     at = len(prompt) // page - 2
+    if subject.model.states:
+        at = subject.full(prompt) // page - 1
     tier.swapped[page_keys(root, prompt, page)[at]] = page_keys(root, other, page)[at]
     answer = await served.ask(prompt)
     assert answer.cached.host == subject.full(prompt)

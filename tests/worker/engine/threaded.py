@@ -12,6 +12,7 @@ import xxhash
 from pie.page.events import Part
 from pie.page.format import PageHeader
 from pie.page.key import PageKey
+from pie.page.lookup import LookupStatus
 from pie.pool.tier import PageId, StoredPage
 from pie.tokens.tokenizer import Tokenizer
 from pie.wire.frames import Buffer
@@ -109,6 +110,16 @@ class DictPool:
         self.error: Exception | None = None
         self.loads = 0
         self.groups: dict[PageKey, PageKey] = {}
+
+    async def lookup(
+        self, pages: Sequence[PageId], *, groups: Sequence[PageKey], deadline_s: float
+    ) -> list[LookupStatus]:
+        if self.error is not None:
+            raise self.error
+        assert deadline_s > 0
+        for page, group in zip(pages, groups, strict=True):
+            assert self.groups.get(page.key, group) == group
+        return [LookupStatus.HIT if page in self.pages else LookupStatus.MISS for page in pages]
 
     async def load(
         self, pages: Sequence[PageId], *, groups: Sequence[PageKey], deadline_s: float
