@@ -32,6 +32,7 @@ from pie.cluster.errors import ConfigError, StartError
 from pie.cluster.guard import MARK_VARIABLE, Guard
 from pie.cluster.host import Phase, State
 from pie.cluster.secret import kept_secret, new_secret
+from pie.cluster.stopping import stopping, uninterrupted
 from pie.index.errors import PageIndexError, ServerError
 from pie.index.lease import Lease
 from pie.index.server import EmbeddedServer
@@ -195,10 +196,13 @@ class Cluster:
         if self._stopped:
             return
         self._stopped = True
+        stopping()
         drain_s = self._config.cluster.drain_timeout_s
         if self._ray is not None:
             for group in ([self._router] if self._router else [], self._workers, self._pool):
-                self._ray.stop([part.handle for part in group], drain_s)
+                # One that never was ready has nothing to end, and may not answer yet.
+                ready = [part.handle for part in group if part.state.phase is Phase.READY]
+                self._ray.stop(ready, drain_s)
             self._ray.close()
         if self._lease is not None:
             with contextlib.suppress(PageIndexError):
@@ -289,7 +293,8 @@ class Cluster:
         self._report("ray", "starting")
         address = self._config.cluster.ray_address
         ray_environment.prepare(address)
-        from pie.cluster.ray_runtime import RayRuntime  # noqa: PLC0415
+        with uninterrupted():  # What Ray imports swallows whatever is raised meanwhile.
+            from pie.cluster.ray_runtime import RayRuntime  # noqa: PLC0415
 
         ray = RayRuntime(address, self._folder)
         self._report("ray", "ready")

@@ -22,20 +22,26 @@ class _Pending:
 
 def ask_to_stop() -> None:
     """Raise `Stop`, now or when what must not be interrupted is done."""
-    if _Pending.depth:
-        _Pending.asked = True
-    else:
+    _Pending.asked = True
+    if not _Pending.depth:
         raise Stop
+
+
+def stopping() -> None:
+    """Take the signal for heard: the stop it asked for is under way."""
+    _Pending.asked = False
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Let what is inside end before `Stop` is raised."""
+    """Let what is inside end before `Stop` is raised.
+
+    Raised again by the next one until `stopping` is called: an import or a callback may swallow it.
+    """
     _Pending.depth += 1
     try:
         yield
     finally:
         _Pending.depth -= 1
         if not _Pending.depth and _Pending.asked:
-            _Pending.asked = False
             raise Stop

@@ -252,7 +252,7 @@ B = TypeVar("B", bound=GenerationBody)
 
 
 def parse_body(kind: type[B], data: bytes | bytearray, limits: BodyLimits) -> B:
-    """Return the body that `data` spells, in a tenth of a second at most.
+    """Return the body that `data` spells, in about a tenth of a second at most.
 
     Raises:
         ApiError: 400 that names the problems; `param` is the first problem's field.

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import pytest
 
-from pie.cluster.stopping import Stop, ask_to_stop, uninterrupted
+from pie.cluster.stopping import Stop, ask_to_stop, stopping, uninterrupted
+
+
+@pytest.fixture(autouse=True)
+def heard() -> Iterator[None]:
+    """Leave no signal to the next test."""
+    yield
+    stopping()
 
 
 def test_a_signal_ends_at_once_what_may_be_interrupted() -> None:
@@ -24,8 +34,16 @@ def test_a_signal_waits_for_what_must_not_be_interrupted() -> None:
     with pytest.raises(Stop):
         work()
     assert done == ["the rest"]
+
+
+def test_a_signal_that_was_swallowed_is_raised_again_until_it_is_heard() -> None:
+    with contextlib.suppress(Stop):
+        ask_to_stop()
+    with pytest.raises(Stop), uninterrupted():
+        pass
+    stopping()
     with uninterrupted():
-        done.append("the signal counts once")
+        pass
 
 
 def test_a_signal_is_not_lost_by_an_error() -> None:
