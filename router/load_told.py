@@ -8,12 +8,18 @@ from __future__ import annotations
 
 from pie.wire.messages import LoadSource, Started
 
+_MOST_ITEMS = 16
+"""Clients refuse headers of some kilobytes; an item has 80 characters or so."""
+
 
 def told_load(started: Started | None) -> str:
-    """Return one item for each tier that was looked at; nothing where none was."""
+    """Return an item for each run of pages that was looked at; nothing where there was none."""
     if started is None or started.load is None:
         return ""
-    told = ", ".join(map(_item, started.load.sources))
+    sources = started.load.sources
+    told = ", ".join(map(_item, sources[:_MOST_ITEMS]))
+    if len(sources) > _MOST_ITEMS:
+        told += f", more;runs={len(sources) - _MOST_ITEMS}"
     return f"{told};overran" if started.load.overran else told
 
 

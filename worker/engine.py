@@ -56,6 +56,15 @@ _LEAST_PREFILL = 8
 new requests would wait for the running ones to end."""
 
 
+def _batch_pages(step_pages: int, total_pages: int) -> int:
+    """Return how many pages to store at a time.
+
+    A batch begins with a step: one of fewer pages than a step fills would fall behind for ever. And
+    its pages are pinned: no more than a quarter of a large memory.
+    """
+    return max(GROUP_PAGES, min(step_pages, total_pages // 4))
+
+
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
     """What an engine keeps to."""
@@ -124,7 +133,7 @@ class Engine:
         self._stores = StoreQueue(
             table,
             limit_pages=limits.store_queue_pages,
-            batch_pages=GROUP_PAGES,
+            batch_pages=_batch_pages(limits.scheduler.step_tokens // page_tokens, table.total),
             states=states,
         )
         self._generations: dict[RequestKey, Generation] = {}

@@ -43,6 +43,7 @@ def test_nothing_is_wrong_with_a_good_configuration(tmp_path: Path) -> None:
         ("MODEL__CACHE_FOLDER", "model.cache_folder"),
         ("INDEX__DATA_DIR", "index.data_dir"),
         ("POOL__DISK_FOLDERS", "pool.disk_folders"),
+        ("MODEL__DISK_KV_PATH", "model.disk_kv_path"),
     ],
 )
 def test_a_file_where_a_folder_is_wanted_is_named(
@@ -54,7 +55,12 @@ def test_a_file_where_a_folder_is_wanted_is_named(
     if variable == "POOL__DISK_FOLDERS":
         value = f'["{value}"]'
     (problem,) = preflight.problems(
-        config(tmp_path, **{variable: value, "POOL__DISK_BUDGET": "1MiB"})
+        config(
+            tmp_path,
+            **{variable: value},
+            POOL__DISK_BUDGET="1MiB",
+            MODEL__DISK_KV_BUDGET="1MiB",
+        )
     )
     assert problem.startswith(f"{setting}: {path / below} ")
 
@@ -104,6 +110,7 @@ def test_paths_are_meant_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert found.model.source == str(tmp_path / "mine")
     assert found.pool.disk_folders == (tmp_path / "a", Path("/b"))
     assert found.policies.file == tmp_path / "p.yaml"
+    assert found.model.disk_kv_path == tmp_path / ".pie/kv"
     assert found.index.data_dir == Path("/home/me/index")
 
 

@@ -24,3 +24,10 @@ def test_a_load_that_was_given_up() -> None:
 
 def test_nothing_where_nothing_was_weighed() -> None:
     assert told_load(None) == told_load(Started(CachedTokens(), 0, 0, 0)) == ""
+
+
+def test_pages_that_lie_here_and_there_make_no_endless_header() -> None:
+    host = LoadSource("host", 1, 0.1, 10, chosen=True, loaded_pages=1, took_ms=0.1)
+    header = told(*[host] * 1000)
+    assert header.endswith(", more;runs=984")
+    assert len(header) < 2000

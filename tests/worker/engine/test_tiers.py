@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import random
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -217,6 +218,31 @@ async def test_a_load_that_hangs_is_given_up_and_the_tier_left_alone(
     # Its page may be lent at last; nothing is written into device memory any more.
     blocked.over.set()
     assert (await worker.ask(FOLLOW_UP, 5)).token_ids == toy_answer(FOLLOW_UP, 5)
+
+
+async def test_a_load_that_overruns_its_estimate_keeps_what_came(
+    workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offload, "_LEAST_LOAD_S", 0.15)
+    pause_s = 0.0
+    slow = SlowTier(disk_tier(tmp_path), 1.0, lambda _: time.sleep(pause_s))
+    worker = await workers.start(stacked(slow), pages=40)
+    await worker.ask(PROMPT)
+    await worker.forget()
+    assert worker.engine.offload is not None
+    # Computing would take much longer, so that only the estimate ends the load.
+    worker.engine.engine._times.prefill = Rate(1.0)
+    fast = worker.engine.offload.choice.rates[LoadTier.DISK] = Rate(0.0)
+    fast.saw(1000, 0.01)
+    pause_s = 0.1
+    answer = await worker.ask(FOLLOW_UP, 5)
+    assert answer.token_ids == toy_answer(FOLLOW_UP, 5)
+    assert answer.cached.disk < FULL * PAGE
+    assert answer.started is not None
+    assert answer.started.load is not None
+    assert answer.started.load.overran
+    (source,) = answer.started.load.sources
+    assert source.loaded_pages * PAGE == answer.cached.disk
 
 
 async def test_a_disk_that_hangs_at_a_store_keeps_nobody(workers: Workers, tmp_path: Path) -> None:
