@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pie.index.settings import IndexSettings
-from pie.page.events import Part, PlaceId, Tier, part_bit
+from pie.page.events import Part, PartMask, PlaceId, Tier, part_bit
 from pie.page.key import page_keys
 from pie.page.layout import usable_run
 from pie.worker.purity import UNNAMED_CONTEXT_TOKENS
@@ -57,9 +57,10 @@ async def test_serves_and_tells_the_index_where_later_prompts_can_go_on(
     record = worker.record
     assert record.model_root is not None
     assert record.context_tokens == (UNNAMED_CONTEXT_TOKENS if kind == "mamba2" else CONTEXT_TOKENS)
-    pages = 0 if kind == "mamba2" else FULL
+    pages = PartMask(0 if kind == "mamba2" else FULL)
+    both = PartMask(pages | STATE)
     keys = page_keys(record.model_root, PROMPT, PAGE)
-    held = [pages, pages | STATE, pages, pages | STATE, pages, pages | STATE]
+    held = [pages, both, pages, both, pages, both]
 
     def is_known() -> bool:
         return list(places.mirror.matches(keys).get(PlaceId("w0"), ())) == held

@@ -23,8 +23,16 @@ def table() -> StateTable:
     return StateTable(4, state_bytes=10, stride_pages=3, retention=RetentionManager())
 
 
-def recurrent(pages: int = 40, slots: int = 12, **fields: int) -> World:
-    return World(pages=pages, slots=slots, **{"step_tokens": 64, "prefill_tokens": 64} | fields)
+def recurrent(
+    pages: int = 40, slots: int = 12, *, step_tokens: int = 64, max_running: int = 4
+) -> World:
+    return World(
+        pages=pages,
+        slots=slots,
+        step_tokens=step_tokens,
+        prefill_tokens=64,
+        max_running=max_running,
+    )
 
 
 def snapshots(world: World) -> list[int]:
