@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
+import msgspec
+
 from pie.index.contract import IndexMode, IndexReader, IndexWriter, PlaceRecord
 from pie.page.events import Epoch, PageEntry, Part, PartMask, PlaceId, PlaceKind, Tier, part_bit
 from pie.page.key import PageKey, RootKey
@@ -140,6 +142,24 @@ class IndexConformance:
             await index.settle()
             assert _runs(index, range(4)) == {"w0": [DEVICE] * 2}
             assert _runs(index, range(1, 4)) == {"w0": [DEVICE], "w1": [DEVICE] * 3}
+
+    async def test_a_place_that_has_states_alone_may_hold_any_pages(self) -> None:
+        """Of a model without attention a snapshot is all that is needed; beside it others are as ever."""
+        async with self.index() as index:
+            said = msgspec.structs.replace(record("w0"), parts=(int(Part.STATE),))
+            sparse = await index.join(said, _nothing)
+            other = await index.join(record("w1"), _nothing)
+            sparse.stored([entry(number, Part.STATE) for number in (1, 2, 5)])
+            other.stored([entry(number) for number in (0, 1, 3)])
+            await index.settle()
+            state = part_bit(Part.STATE, Tier.DEVICE)
+            held = [0, state, state, 0, 0, state]
+            assert _runs(index, range(9)) == {"w0": held, "w1": [DEVICE] * 2}
+            assert _runs(index, range(5, 6)) == {"w0": [state]}
+            assert _runs(index, range(3, 5)) == {"w1": [DEVICE]}
+            sparse.removed([entry(number, Part.STATE) for number in (2, 5)])
+            await index.settle()
+            assert _runs(index, range(9)) == {"w0": [0, state], "w1": [DEVICE] * 2}
 
     async def test_parts_and_tiers_of_a_page_are_kept_apart(self) -> None:
         """Removing one leaves the others; the page is gone with the last."""

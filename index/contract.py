@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from pie.page.events import Epoch, PageEntry, PartMask, PlaceId, PlaceKind
+from pie.page.events import Epoch, PageEntry, Part, PartMask, PlaceId, PlaceKind
 from pie.page.key import PageKey, RootKey
 
 
@@ -45,6 +45,11 @@ class PlaceRecord(msgspec.Struct, frozen=True):
     total_pages: int = 0
     ttl_s: float = 5.0
     """The place is gone when it has not been heard of for so long."""
+
+    @property
+    def has_states_alone(self) -> bool:
+        """Whether its model has no attention, so that only some pages, with a snapshot, are held."""
+        return self.parts == (int(Part.STATE),)
 
 
 class IndexMode(enum.StrEnum):
@@ -82,6 +87,8 @@ class IndexReader(Protocol):
     def matches(self, keys: Sequence[PageKey]) -> Mapping[PlaceId, Sequence[PartMask]]:
         """Return, for every place that holds `keys[0]`, the masks of its leading run.
 
-        A run ends before the first key that the place does not hold in any part.
+        A run ends before the first key that the place does not hold in any part. A place that has
+        states alone needs no page before a snapshot: its run goes on, with 0 for what is not held,
+        to the last key that it holds.
         """
         ...

@@ -48,10 +48,7 @@ class DirectLookup:
         return {place: found.record for place, found in self._announcements().items()}
 
     def matches(self, keys: Sequence[PageKey]) -> Mapping[PlaceId, Sequence[PartMask]]:
-        """Return, for every place that holds `keys[0]`, the masks of its leading run.
-
-        A run ends before the first key that the place does not hold in any part.
-        """
+        """See `IndexReader.matches`."""
         found = {
             place: self._run(place, said, keys) for place, said in self._announcements().items()
         }
@@ -104,7 +101,10 @@ class DirectLookup:
             with translated():
                 masks = self._client.hmget(name, list(keys[start : start + _KEYS_AT_ONCE]))
             for mask in cast("list[bytes | None]", masks):
-                if mask is None or not mask.isdigit():
+                known = mask is not None and mask.isdigit()
+                if not known and not said.record.has_states_alone:
                     return run
-                run.append(PartMask(int(mask)))
+                run.append(PartMask(int(mask or 0) if known else 0))
+        while run and not run[-1]:
+            del run[-1]
         return run

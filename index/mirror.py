@@ -72,10 +72,19 @@ class Mirror:
     def matches(self, keys: Sequence[PageKey]) -> Mapping[PlaceId, MaskRun]:
         """Return, for every place that holds `keys[0]`, the masks of its leading run.
 
-        A run ends before the first key that the place does not hold in any part. A `MaskRun` is a
-        sequence of masks; `MaskRun.segments` gives the same compressed, `[(mask, pages), ...]`,
-        which is far cheaper to walk than one mask at a time.
+        A run ends before the first key that the place does not hold in any part; for places that
+        have states alone see `IndexReader.matches`. A `MaskRun` is a sequence of masks;
+        `MaskRun.segments` gives the same compressed, `[(mask, pages), ...]`, which is far cheaper to
+        walk than one mask at a time.
         """
+        sparse = {place: up.lane for place, up in self._up.items() if up.record.has_states_alone}
+        found = self._leading(keys)
+        if sparse:
+            found = {place: run for place, run in found.items() if place not in sparse}
+            found |= self._snapshots(keys, sparse)
+        return found
+
+    def _leading(self, keys: Sequence[PageKey]) -> dict[PlaceId, MaskRun]:
         first = self._lanes.states(keys[:1])
         if not first or first[0] is None:
             return {}
@@ -89,6 +98,30 @@ class Mirror:
             going = self._extend(going, self._lanes.states(keys[start : start + length]))
             start, length = start + length, 2 * length
         return {place: MaskRun(tuple(run)) for place, run in runs.items()}
+
+    def _snapshots(
+        self, keys: Sequence[PageKey], lanes: Mapping[PlaceId, Lane]
+    ) -> dict[PlaceId, MaskRun]:
+        """Return what places that have states alone hold of `keys`, up to the last such key."""
+        runs: dict[PlaceId, list[tuple[PartMask, int]]] = {place: [] for place in lanes}
+        at = 0
+        for state, group in groupby(self._lanes.states(keys)):
+            pages = sum(1 for _ in group)
+            masks = self._lanes.unpack(state) if state is not None else ()
+            for place, lane in lanes.items():
+                mask = PartMask(masks[lane]) if masks else PartMask(0)
+                if not mask:
+                    continue
+                run = runs[place]
+                gap = at - sum(length for _, length in run)
+                if gap:
+                    run.append((PartMask(0), gap))
+                if run and run[-1][0] == mask:
+                    run[-1] = (mask, run[-1][1] + pages)
+                else:
+                    run.append((mask, pages))
+            at += pages
+        return {place: MaskRun(tuple(run)) for place, run in runs.items() if run}
 
     def place_up(self, record: PlaceRecord, *, seq: int = 0) -> bool:
         """Add an empty place, or replace the record of one that is up in the same epoch.

@@ -217,6 +217,9 @@ def held_pages(own: _Segments, pool: _Segments, record: PlaceRecord) -> Held:
             window_tokens=record.window_tokens,
             page_tokens=record.page_tokens,
         )
+    if record.has_states_alone:
+        # A snapshot is all that there is to hold, and such workers keep theirs on the device.
+        return Held(usable, {})
     device = 0
     loads: dict[str, int] = {}
     for a, _, pages in merged:

@@ -61,10 +61,15 @@ def verify(model: Model) -> Model:
             return stepped
     if not error <= _TOLERANCE[model.dtype]:
         raise UnsupportedModel(
-            f"Pie computes {model.name} otherwise than transformers does (logits are off by "
-            f"{error:.0%}), so its pages could not be trusted"
+            f"Pie computes {model.name} otherwise than transformers does "
+            f"({_reason(model, error)}), so its pages could not be trusted"
         )
     return model
+
+
+def _reason(model: Model, error: float) -> str:
+    what = "logits or recurrent states" if model.states else "logits"
+    return f"{what} are off by {error:.0%}" if math.isfinite(error) else f"{what} are lost"
 
 
 def _error(model: Model, texts: list[list[int]], theirs: list[torch.Tensor]) -> float:
@@ -98,14 +103,14 @@ class _Trial:
         counts = [-(-len(text) // layout.page_tokens) for text in texts]
         self._model = model
         self._texts = texts
-        # Two slots more than sequences: for a snapshot that stays behind, and to compare with.
-        slots = list(range(len(texts) + 1, -1, -1))
+        # More than sequences: one for a snapshot that stays behind, and four in all to compare with.
+        slots = list(reversed(range(4)))
         self._arena = Arena(layout, sum(counts) + 1, model.device, state_slots=len(slots))
         self._runner = Runner(model, self._arena)
         numbers = list(range(sum(counts), 0, -1))
         self._tables = [numbers[sum(counts[:i]) : sum(counts[: i + 1])] for i in range(len(texts))]
         self._out = slots[: len(texts)]
-        self._spare, self._whole = slots[-2:]
+        self._spare = slots[-1]
         self._in: list[int | None] = [None for _ in texts]
         self._done = [0 for _ in texts]
 
@@ -125,18 +130,42 @@ class _Trial:
         return [torch.cat(rows) for rows in logits]
 
     def state_errors(self) -> list[float]:
-        """Compare each sequence's states with those that a pass over all of it leaves.
+        """Compare the states soon after two tokens went on from others with those of one pass.
 
-        Logits of a model whose layers add little to what they are given hardly show a lost state.
+        Logits hardly show a lost state where layers add little to what they are given, and later
+        states where a model forgets fast. Whether states are used at all is seen bit by bit: without
+        them, something must come out otherwise. What is not has an infinite error.
         """
-        errors: list[float] = []
-        for index, text in enumerate(self._texts if self._model.states else ()):
-            slot = self._in[index]
-            self._runner.run(
-                Batch([Pass(index, text, 0, self._tables[index], state_out=self._whole)])
-            )
-            errors += [relative(state[slot], state[self._whole]) for state in self._arena.states]
+        if not self._model.states or len(self._texts[0]) < _CHUNK + 2:
+            return []
+        before, after, without, other = range(4)
+        # First, because it writes pages that the others are to read as they wrote them.
+        self._go(0, _CHUNK + 2, None, other)
+        self._go(0, _CHUNK, None, before)
+        logits = self._go(_CHUNK, _CHUNK + 2, before, after)
+        errors = [relative(state[after], state[other]) for state in self._arena.states]
+        for kind in {(ref.is_conv, ref.pair) for ref in self._model.states}:
+            self._arena.copy_state(before, without)
+            for ref, state in zip(self._model.states, self._arena.states, strict=True):
+                if (ref.is_conv, ref.pair) == kind:
+                    state[without].zero_()
+            same = torch.equal(self._go(_CHUNK, _CHUNK + 2, without, other), logits)
+            if same and all(torch.equal(one[after], one[other]) for one in self._arena.states):
+                errors.append(math.inf)
         return errors
+
+    def _go(self, start: int, end: int, source: int | None, target: int) -> torch.Tensor:
+        """Run tokens of the first text alone; return their logits."""
+        one = Pass(
+            0,
+            self._texts[0][start:end],
+            start,
+            self._tables[0],
+            LogitRows.ALL,
+            state_in=source,
+            state_out=target,
+        )
+        return self._runner.run(Batch([one])).logits
 
     def _left(self, index: int) -> int:
         return len(self._texts[index]) - self._done[index]

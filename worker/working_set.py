@@ -134,7 +134,8 @@ class WorkingSet:
         """Return what there is of its leading pages that it could go on from, without any effect."""
         if self._states is None:
             return self._table.matching(self.keys)
-        return self._table.matching(self.keys[: self._restorable(0)])
+        pages = self._restorable(0)
+        return Held(pages, self._table.matching(self.keys[:pages]).idle)
 
     @property
     def state_slots(self) -> list[StateSlot]:

@@ -80,6 +80,14 @@ def test_a_window_must_be_held_where_it_ends() -> None:
     assert held(own[:2], parts=parts, window_tokens=2 * PAGE).pages == 0
 
 
+def test_a_recurrent_models_run_ends_at_its_last_snapshot() -> None:
+    state = part_bit(Part.STATE, Tier.DEVICE)
+    hybrid = (int(Part.FULL), int(Part.STATE))
+    assert held([DEVICE, DEVICE | state, DEVICE], parts=hybrid) == Held(2, {})
+    assert held([DEVICE, DEVICE, DEVICE], parts=hybrid) == Held(0, {})
+    assert held([0, state, 0, state], parts=(int(Part.STATE),)) == Held(4, {})
+
+
 def test_pages_in_the_making_count_as_held() -> None:
     assert in_the_making(Held(1, {"pool": 3}), 3) == Held(3, {"pool": 1})
     assert in_the_making(Held(1, {"pool": 3}), 5) == Held(5, {})

@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pie.page.events import PageEntry, Part
-from pie.page.layout import LayerSpec, PageLayout
+from pie.page.layout import LayerSpec, PageLayout, StateSpec
 from pie.worker.holdings import Holdings
 from pie.worker.page_table import Change
 from tests.worker.engine.test_page_table import frozen, key
@@ -50,3 +50,25 @@ def test_tells_every_part_in_the_tables_order() -> None:
     assert {(one.key, one.part) for one in holdings.snapshot()} == {
         (key(number), part) for number in (1, 2) for part in both
     }
+
+
+def test_a_snapshot_is_told_for_itself() -> None:
+    layout = PageLayout(
+        (*LAYOUT.layers, LayerSpec(Part.STATE, states=(StateSpec((3, 2), "float32"),))),
+        page_tokens=4,
+        dtype="bfloat16",
+    )
+    holdings, writer = Holdings(layout), Writer()
+    changes = [
+        Change(frozen(1), stored=True),
+        Change(frozen(1), stored=True, is_state=True),
+        Change(frozen(1), stored=False),
+    ]
+    holdings.apply(changes, writer)
+    told = [(call, [one.part for one in entries]) for call, entries in writer.calls]
+    assert told == [
+        ("stored", [Part.FULL, Part.WINDOW, Part.STATE]),
+        ("removed", [Part.FULL, Part.WINDOW]),
+    ]
+    (held,) = holdings.snapshot()
+    assert (held.part, held.bytes) == (Part.STATE, 3 * 2 * 4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -170,7 +170,7 @@ def test_a_state_that_is_not_a_number_is_kept_by_nobody(kind: str, tokenizer: To
     """Even where only the convolution saw it, which forgets."""
     model = tiny_model(kind, page_tokens=PAGE)
     driver = Served(model, tokenizer, 100, slots=20, step_tokens=512)
-    embedding = model.module.get_input_embeddings().weight.data
+    embedding = cast(torch.nn.Embedding, model.module.get_input_embeddings()).weight.data
     right = embedding[99].clone()
     embedding[99] = torch.nan
     prompt = [5, 99, *([6, 7, 8] * 30)]

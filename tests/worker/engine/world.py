@@ -11,6 +11,7 @@ from pie.policies.manager import RetentionManager
 from pie.worker.page_table import PageTable
 from pie.worker.scheduler import Limits, Scheduler, StepPlan
 from pie.worker.sequence import Sequence
+from pie.worker.state_table import StateTable
 from pie.worker.working_set import WorkingSet
 
 PAGE = 4
@@ -27,6 +28,9 @@ class World:
     step_tokens: int = 16
     prefill_tokens: int = 8
     load_wish: Callable[[Sequence], int] = lambda _: 0
+    slots: int = 0
+    """State slots; some make it a recurrent model, without attention where there are no pages."""
+    stride_pages: int = 3
     now_s: float = 0.0
     left: dict[int, int] = field(default_factory=dict)
     made: dict[int, int] = field(default_factory=dict)
@@ -39,15 +43,27 @@ class World:
             self.pages, page_bytes=1, part=Part.FULL, retention=RetentionManager()
         )
         limits = Limits(self.max_running, self.max_waiting, self.step_tokens)
-        self.scheduler = Scheduler(self.table, limits, page_tokens=PAGE, load_wish=self._wish)
+        self.states: StateTable | None = None
+        if self.slots:
+            self.states = StateTable(
+                self.slots,
+                state_bytes=1,
+                stride_pages=self.stride_pages,
+                retention=RetentionManager(),
+            )
+        self.scheduler = Scheduler(
+            self.table, limits, page_tokens=PAGE, load_wish=self._wish, states=self.states
+        )
         self.memory: dict[tuple[int, int], int] = {}
+        self.state_memory: dict[int, list[int]] = {}
+        """For each state slot, the tokens that its state stands for."""
         self.sequences: list[Sequence] = []
 
     def _wish(self, sequence: Sequence) -> int:
         return self.load_wish(sequence)
 
     def submit(self, tokens: Iterable[int], outputs: int = 1) -> Sequence:
-        working_set = WorkingSet(self.table, ROOT, tokens, page_tokens=PAGE)
+        working_set = WorkingSet(self.table, ROOT, tokens, page_tokens=PAGE, states=self.states)
         sequence = Sequence(len(self.sequences), working_set, self.now_s)
         self.sequences.append(sequence)
         assert self.scheduler.submit(sequence)
@@ -90,15 +106,29 @@ class World:
     def check(self) -> None:
         self.scheduler.check()
         self.table.check([one.working_set.pages for one in self.scheduler.sequences()])
+        if self.states is not None:
+            self.states.check([one.working_set.state_slots for one in self.scheduler.sequences()])
 
     def _run(self, sequence: Sequence, tokens: int) -> None:
         working_set = sequence.working_set
         start = working_set.computed
+        if working_set.state is not None:
+            self._run_state(working_set, start + tokens)
+        if not self.table.total:
+            return
         if working_set.writes:
             self.write(sequence, range(start, start + tokens))
         for slot in range(start + tokens):
             page = working_set.pages[slot // PAGE]
             assert self.memory[page, slot % PAGE] == working_set.tokens[slot], "a wrong page"
+
+    def _run_state(self, working_set: WorkingSet, end: int) -> None:
+        state = working_set.state
+        assert state is not None
+        assert state.target is not None
+        known = [] if state.source is None else self.state_memory[state.source]
+        assert known == list(working_set.tokens[: working_set.computed]), "a wrong state"
+        self.state_memory[state.target] = list(working_set.tokens[:end])
 
     def _froze(self, sequence: Sequence, indices: Iterable[int]) -> None:
         """Learn which pages of a sequence nobody held before."""

@@ -33,9 +33,9 @@ SMALL: dict[str, Any] = {
 }
 
 
-def described(config: PreTrainedConfig) -> Model:
+def described(config: PreTrainedConfig, dtype: torch.dtype = torch.float32) -> Model:
     module = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-        config, attn_implementation="eager"
+        config, dtype=dtype, attn_implementation="eager"
     )
     return describe(module, found=ModelFolder(Path("/x"), "m", ()), fingerprint=b"", page_tokens=8)
 
@@ -113,15 +113,18 @@ def test_what_is_served_passes_its_own_check(kind: str) -> None:
     assert not verify(tiny_model(kind)).stepped
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("spread", [0.2, 0.02])
 @pytest.mark.parametrize("kind", STEPPED)
 def test_a_model_whose_code_loses_its_state_is_stepped(
-    kind: str, spread: float, caplog: pytest.LogCaptureFixture
+    kind: str, spread: float, dtype: torch.dtype, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whether its logits show much of it, as with a wide spread of weights, or not."""
+    """Also where its logits hardly show it, as with a small spread of weights, or are coarse."""
     config = STEPPED[kind]()
     config.initializer_range = spread
-    assert verify(described(config)).stepped
+    for seed in range(3):
+        torch.manual_seed(seed)
+        assert verify(described(config, dtype)).stepped
     assert "token by token" in caplog.text
 
 
