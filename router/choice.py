@@ -218,8 +218,7 @@ def held_pages(own: _Segments, pool: _Segments, record: PlaceRecord) -> Held:
             page_tokens=record.page_tokens,
         )
     if record.has_states_alone:
-        # A snapshot is all that there is to hold, and such workers keep theirs on the device.
-        return Held(usable, {})
+        return _held_snapshots([(a, pages) for a, _, pages in merged], usable)
     device = 0
     loads: dict[str, int] = {}
     for a, _, pages in merged:
@@ -234,6 +233,23 @@ def held_pages(own: _Segments, pool: _Segments, record: PlaceRecord) -> Held:
         tier = next((name for tier, name in _NEAREST if tiers & (1 << tier)), "pool")
         loads[tier] = loads.get(tier, 0) + pages
     return Held(device, loads)
+
+
+def _held_snapshots(own: _Segments, usable: int) -> Held:
+    """Return `held_pages` of a model without attention, of whose snapshots the last is used.
+
+    What is usable and not on the device comes from where the last one is, the pages before with it.
+    """
+    at = device = tiers = 0
+    for mask, pages in own:
+        at += pages
+        if at <= usable:
+            tiers = part_tiers(mask, Part.STATE)
+            device = at if tiers & _DEVICE else device
+    if device == usable:
+        return Held(device, {})
+    tier = next((name for tier, name in _NEAREST if tiers & (1 << tier)), "pool")
+    return Held(device, {tier: usable - device})
 
 
 def in_the_making(held: Held, pages: int) -> Held:

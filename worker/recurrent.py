@@ -56,22 +56,23 @@ class States:
         self._refs = refs
         self._memory = memory
         self._layers = cache.state_layers
-        rows = 1 if sources is None else len(sources)
+        where = None if sources is None else torch.tensor(sources, device=memory[0].device)
         for ref, tensor in zip(refs, memory, strict=True):
-            if sources is None:
-                state = tensor.new_zeros((rows, *tensor.shape[1:]))
+            if where is None:
+                state = tensor.new_zeros((1, *tensor.shape[1:]))
             else:
-                state = tensor[torch.tensor(sources, device=tensor.device)]
-            _put(self._layers[ref.layer], ref, state, is_previous=sources is not None)
+                state = tensor.index_select(0, where)
+            _put(self._layers[ref.layer], ref, state, is_previous=where is not None)
 
     def keep(self, targets: Sequence[StateSlot]) -> list[bool]:
         """Write each row's states to its slot; say of each row whether they are numbers."""
         finite: torch.Tensor | None = None
+        where = torch.tensor(targets, device=self._memory[0].device)
         for ref, tensor in zip(self._refs, self._memory, strict=True):
             state = _get(self._layers[ref.layer], ref)
             good = torch.isfinite(state).flatten(1).all(1)
             finite = good if finite is None else finite & good
-            tensor.index_copy_(0, torch.tensor(targets, device=tensor.device), state)
+            tensor.index_copy_(0, where, state)
         assert finite is not None
         return [bool(one) for one in finite.tolist()]
 

@@ -85,7 +85,18 @@ def test_a_recurrent_models_run_ends_at_its_last_snapshot() -> None:
     hybrid = (int(Part.FULL), int(Part.STATE))
     assert held([DEVICE, DEVICE | state, DEVICE], parts=hybrid) == Held(2, {})
     assert held([DEVICE, DEVICE, DEVICE], parts=hybrid) == Held(0, {})
-    assert held([0, state, 0, state], parts=(int(Part.STATE),)) == Held(4, {})
+
+
+def test_of_a_model_without_attention_the_last_snapshot_counts_where_it_is() -> None:
+    device, host, ram = (
+        part_bit(Part.STATE, tier) for tier in (Tier.DEVICE, Tier.HOST, Tier.POOL_RAM)
+    )
+    parts = (int(Part.STATE),)
+    assert held([0, device, 0, device], parts=parts) == Held(4, {})
+    assert held([0, device, 0, host], parts=parts) == Held(2, {"host": 2})
+    assert held([0, device], [0, ram, 0, ram, 0], parts=parts) == Held(2, {"pool": 2})
+    assert held([0, 0, device], [ram, ram], parts=parts) == Held(3, {})
+    assert held([], parts=parts) == Held(0, {})
 
 
 def test_pages_in_the_making_count_as_held() -> None:
