@@ -19,6 +19,7 @@ from benchmarks.machine import describe, write_result
 from benchmarks.peers.contest import CASES, Case
 from benchmarks.peers.environment import python_of
 from benchmarks.peers.process import Process
+from pie.cluster.ray_environment import SPIN_COUNT
 from pie.worker.settings import ModelSettings
 from pie.worker.sources import resolve
 
@@ -41,7 +42,7 @@ def main() -> int:
     threads = len(os.sched_getaffinity(0))
     with tempfile.NamedTemporaryFile(prefix="pie-peers-", suffix=".log", delete=False) as log:
         print(f"starting both; what they write goes to {log.name}", file=sys.stderr)
-        pie = Process(_module(sys.executable, "pie", str(threads)), os.environ, log)
+        pie = Process(_module(sys.executable, "pie", str(threads)), _pie_environment(), log)
         try:
             vllm = Process(_module(theirs, "vllm", str(folder)), _vllm_environment(threads), log)
             try:
@@ -59,6 +60,11 @@ def main() -> int:
 
 def _module(python: str | Path, engine: str, argument: str) -> list[str | Path]:
     return [python, "-m", f"benchmarks.peers.{engine}_contestant", argument]
+
+
+def _pie_environment() -> Mapping[str, str]:
+    """Return what `pie serve` would set."""
+    return {"GOMP_SPINCOUNT": SPIN_COUNT} | os.environ
 
 
 def _vllm_environment(threads: int) -> Mapping[str, str]:
