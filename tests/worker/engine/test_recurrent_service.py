@@ -46,7 +46,9 @@ async def test_serves_and_tells_the_index_where_later_prompts_can_go_on(
     places: Places, kind: str
 ) -> None:
     node = await places.pool()
-    worker = await places.worker("w0", state_stride_tokens=2 * PAGE, attention="torch")
+    worker = await places.worker(
+        "w0", state_stride_tokens=2 * PAGE, attention="torch", host_kv_budget=0
+    )
     asker = await places.asker(worker)
     asked = [(prompt, (await asker.send(prompt, 12))[1]) for prompt in prompts(6)]
     for prompt, answer in asked:
