@@ -65,6 +65,18 @@ class Pass:
         """The number of slots after the pass."""
         return self.start + len(self.token_ids)
 
+    @property
+    def is_pure(self) -> bool:
+        """Whether what it writes is a function of the token ids alone (DESIGN §3).
+
+        Not where it attends to less than all slots before it, or numbers them otherwise: then no
+        page that it writes may have a key, and none after it.
+        """
+        is_numbered = self.positions is None or list(self.positions) == list(
+            range(self.start, self.end)
+        )
+        return self.mask is None and is_numbered
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:

@@ -357,7 +357,7 @@ class Engine:
         if not outcome.finite[index]:
             self._fail(generation, "the model's output is not a number")
             return
-        for page in self._scheduler.advance(chunk, now_s):
+        for page in self._scheduler.advance(chunk, now_s, is_pure=outcome.pure[index]):
             self._queue_store(chunk.sequence, page)
         self._queue_snapshot(chunk.sequence)
         if not chunk.draws:

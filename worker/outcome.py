@@ -42,6 +42,8 @@ class Outcome:
 
     finite: list[bool]
     """Whether the model's output is a number."""
+    pure: list[bool]
+    """Whether the pass was one whose pages may have keys."""
     drawn: dict[int, list[Drawn]] = field(default_factory=dict)
     """What was drawn after each chunk that draws: a token for each generation in order."""
 
@@ -59,14 +61,16 @@ def compute(
         chunks: Each with the generations that draw a token from what comes after it.
         token_bytes: Tokens as bytes.
     """
-    output = runner.run(Batch([_pass(chunk) for chunk, _ in chunks]))
+    passes = [_pass(chunk) for chunk, _ in chunks]
+    output = runner.run(Batch(passes))
     # Every chunk asks for its last token's logits, drawn from or not: where every layer attends to
     # all tokens, a NaN in any of them reaches the last one.
     rows = [rows.stop - 1 for rows in output.rows]
     logits_finite = finite_rows(output.logits)
     states_finite = output.finite or [True] * len(rows)
     outcome = Outcome(
-        [logits_finite[row] and finite for row, finite in zip(rows, states_finite, strict=True)]
+        [logits_finite[row] and finite for row, finite in zip(rows, states_finite, strict=True)],
+        [one.is_pure for one in passes],
     )
     drawing = [
         (i, generation)

@@ -12,6 +12,8 @@ tree: the longest match is the longest run of keys that it knows.
       │              begin_load, end_load                                          evict
       └──release────────┴───┘                                                        │
       └──────────────────────────────────────────────────────────────────────────────┘
+
+A page that was not computed purely is sealed rather than frozen: opaque, it has users and no key.
 """
 
 from __future__ import annotations
@@ -40,6 +42,8 @@ class PageState(enum.Enum):
     WRITABLE = "writable"
     LOADING = "loading"
     FROZEN = "frozen"
+    OPAQUE = "opaque"
+    """Full and immutable, without a key: whoever shares it has been given it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,7 @@ class PageCounts:
     loading: int
     idle: int
     in_use: int
+    opaque: int
 
 
 @dataclass(slots=True)
@@ -150,6 +155,7 @@ class PageTable:
             loading=self._counts[PageState.LOADING],
             idle=self._idle,
             in_use=self._counts[PageState.FROZEN] - self._idle,
+            opaque=self._counts[PageState.OPAQUE],
         )
 
     def matching(self, keys: Sequence[PageKey]) -> Held:
@@ -182,7 +188,10 @@ class PageTable:
         return key in self._by_key
 
     def acquire(self, page: PageSlot) -> None:
-        """Add a user to a frozen page."""
+        """Add a user to a frozen or opaque page."""
+        if self._pages[page].state is PageState.OPAQUE:
+            self._pages[page].users += 1
+            return
         self._frozen(page)
         self._use(page)
 
@@ -236,6 +245,11 @@ class PageTable:
         self._changes.append(Change(frozen, True, self.part is Part.STATE))
         return page
 
+    def seal(self, page: PageSlot) -> None:
+        """Make a full writable page immutable without a name: it is free once nobody uses it."""
+        assert self._pages[page].state is PageState.WRITABLE, "only a writable page can be sealed"
+        self._set(page, PageState.OPAQUE)
+
     def begin_load(self, pages: Iterable[PageSlot]) -> None:
         """Mark writable pages as being written by a load: they cannot be released meanwhile."""
         for page in pages:
@@ -253,7 +267,10 @@ class PageTable:
         for page in reversed(pages):
             state = self._pages[page].state
             assert state is not PageState.LOADING, "a page cannot go while a load writes it"
-            if state is PageState.WRITABLE:
+            if state is PageState.OPAQUE and self._pages[page].users > 1:
+                self._pages[page].users -= 1
+                continue
+            if state in (PageState.WRITABLE, PageState.OPAQUE):
                 self._discard(page)
                 continue
             frozen = self._frozen(page)
@@ -288,6 +305,8 @@ class PageTable:
             if page.frozen is not None:
                 assert self._by_key.get(page.frozen.key) == number
                 idle += not page.users
+            elif page.state is PageState.OPAQUE:
+                assert page.users > 0
             else:
                 assert page.users == (page.state is not PageState.FREE)
         assert idle == self._idle

@@ -261,9 +261,9 @@ class Scheduler:
         plan.chunks.extend(chunks.values())
         return plan
 
-    def advance(self, chunk: Chunk, now_s: float) -> list[int]:
+    def advance(self, chunk: Chunk, now_s: float, *, is_pure: bool = True) -> list[int]:
         """Learn that a chunk was computed; return the indices of pages that nobody held before."""
-        new = chunk.sequence.working_set.advance(chunk.tokens, now_s)
+        new = chunk.sequence.working_set.advance(chunk.tokens, now_s, is_pure=is_pure)
         chunk.sequence.note_reached()
         return new
 

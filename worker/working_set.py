@@ -4,7 +4,8 @@ Covers growing, matching, freezing, forking and letting go. Does not cover which
 (`pie.worker.scheduler`) or which physical pages are taken (`pie.worker.page_table`).
 
 Of a working set's pages the first `frozen` are shared and immutable. The rest are its own: full
-ones that are not computed yet, and the writable buffer at the end.
+ones that are not computed yet, and the writable buffer at the end. After a pass that was not pure the
+pages that fill have no key: forks share them, and nobody finds them.
 
 A recurrent model's working set has a state beside its pages (`pie.worker.working_state`), and goes
 on only from a boundary that has a snapshot. Without attention layers it has no pages at all:
@@ -56,12 +57,13 @@ class WorkingSet:
         self.frozen = 0
         """Leading pages that are frozen."""
         self.keys: list[PageKey] = []
-        """Keys of the full pages of `tokens`."""
+        """Keys of the full pages of `tokens`, as far as they are pure."""
         self.state = WorkingState(states) if states is not None else None
         """A recurrent model's; None for any other."""
         self.new_snapshot: int | None = None
         """The page at whose end the last pass left a snapshot that nobody had before."""
         self._states = states
+        self._is_opaque = False
         self._table = table
         self._root = root
         self._page_tokens = page_tokens
@@ -202,12 +204,22 @@ class WorkingSet:
         self.pages.extend(pages)
         return True
 
-    def advance(self, tokens: int, now_s: float) -> list[int]:
+    def advance(self, tokens: int, now_s: float, *, is_pure: bool = True) -> list[int]:
         """Learn that the next `tokens` tokens have been computed; freeze the pages that filled.
 
         Returns the indices of pages that nobody held before.
+
+        Args:
+            tokens: How many.
+            now_s: The time.
+            is_pure: Whether what was written is a function of the tokens alone
+                (`pie.worker.batch.Pass.is_pure`). Once it is not, this page and all later ones are
+                opaque: forks share them, but they have no key.
         """
         assert tokens <= self.missing, "more tokens were computed than there are"
+        if not is_pure:
+            self._is_opaque = True
+            del self.keys[self.computed // self._page_tokens :]
         due = next(self._due(), 0)
         self.computed += tokens
         new = self._freeze(self.computed // self._page_tokens, now_s)
@@ -259,7 +271,8 @@ class WorkingSet:
 
     def is_twin_of(self, other: WorkingSet) -> bool:
         """Say whether both have the same tokens under the same root."""
-        return self._root == other._root and self.tokens == other.tokens
+        is_pure = not self._is_opaque and not other._is_opaque
+        return is_pure and self._root == other._root and self.tokens == other.tokens
 
     def twin(self) -> WorkingSet:
         """Return a working set of the same tokens that holds no pages."""
@@ -272,6 +285,7 @@ class WorkingSet:
             states=self._states,
         )
         twin.tokens, twin.keys = self.tokens[:], self.keys[:]
+        twin._is_opaque = self._is_opaque
         return twin
 
     def fork(self, memory: ForkMemory, now_s: float) -> WorkingSet | None:
@@ -325,6 +339,9 @@ class WorkingSet:
     def _freeze(self, end: int, now_s: float) -> list[int]:
         new: list[int] = []
         for index in range(self.frozen, end if self._table.total else 0):
+            if index >= len(self.keys):
+                self._table.seal(self.pages[index])
+                continue
             frozen = self.page(index)
             held = self._table.freeze(self.pages[index], frozen, now_s)
             if held == self.pages[index]:
@@ -340,11 +357,11 @@ class WorkingSet:
     @property
     def _last_boundary(self) -> int:
         """Pages before the last token: a recurrent model can go on from no later snapshot."""
-        return (len(self.tokens) - 1) // self._page_tokens
+        return min((len(self.tokens) - 1) // self._page_tokens, len(self.keys))
 
     def _due(self) -> Iterator[int]:
         """List the boundaries ahead, in pages, where a snapshot is due."""
-        if self._states is None:
+        if self._states is None or self._is_opaque:
             return iter(())
         return self._states.due(self.computed, len(self.tokens), self._page_tokens)
 
@@ -361,6 +378,8 @@ class WorkingSet:
         return next((at for at in ahead if self._states.holds(self.keys[at - 1])), start)
 
     def _extend_keys(self) -> None:
+        if self._is_opaque:
+            return
         start = len(self.keys)
         parent = self.keys[-1] if self.keys else self._root
         tail: Sequence[int] = self.tokens[start * self._page_tokens :]
