@@ -35,12 +35,12 @@ from tests.worker.engine.tiers import MakeTiers, Unmeasured, opened, page_files,
 
 HOST = 512 << 20
 DISK = 512 << 20
+TINY = ("llama", "qwen3", "gemma3", "gpt2", *RECURRENT)
 
 
 @pytest.fixture(
     params=[
-        *("llama", "qwen3", "gemma3", "gpt2"),
-        *RECURRENT,
+        *TINY,
         pytest.param(
             "smollm2", marks=[pytest.mark.timeout(900), pytest.mark.xdist_group("smollm2")]
         ),
@@ -195,7 +195,7 @@ async def test_suspended_and_resumed(start: Start, subject: Subject) -> None:
         expect(subject.reference, prompt, answer, ignore_eos=True)
 
 
-@pytest.mark.parametrize("subject", ["llama", "gemma3"], indirect=True)
+@pytest.mark.parametrize("subject", TINY, indirect=True)
 async def test_with_pages_missing_at_any_load(
     start: Start, subject: Subject, tmp_path: Path
 ) -> None:
@@ -213,7 +213,7 @@ async def test_with_pages_missing_at_any_load(
     assert served.engine.engine.status.pages_loaded["host"] > 0
 
 
-@pytest.mark.parametrize("subject", ["llama", "gemma3"], indirect=True)
+@pytest.mark.parametrize("subject", TINY, indirect=True)
 @pytest.mark.parametrize("damage", ["flipped", "truncated"])
 async def test_with_damaged_files(
     start: Start, subject: Subject, tmp_path: Path, damage: str
