@@ -258,16 +258,38 @@ class WorkingSet:
         self._set_frozen(self.frozen)
         return self.computed - before
 
-    def restore(self, computed: int, now_s: float) -> PageSlot | None:
-        """Reserve the page after the frozen ones for a copy that holds the first `computed` tokens.
+    def restore(self, frozen: int, computed: int, now_s: float) -> bool:
+        """Go on from where it was when it yielded, with room for copies of what was its own.
 
-        Returns None, and changes nothing, where there is no room.
+        Those are the page after the frozen ones, where `computed` lies beyond them, and a recurrent
+        model's state, in the slot that it is to write.
+
+        Args:
+            frozen: Leading pages that were frozen.
+            computed: Tokens that were computed.
+            now_s: The time.
+
+        Returns:
+            Whether it does. Else a frozen page is not held, or there is no room, and it has what is
+            frozen alone.
         """
-        assert self.frozen * self._page_tokens < computed < len(self.tokens)
+        before = self.frozen
+        assert before <= frozen <= computed // self._page_tokens
+        assert computed < len(self.tokens)
+        if self._table.total:
+            keys = self.keys[before:frozen]
+            if len(keys) < frozen - before or self._table.matching(keys).pages < len(keys):
+                return False
+            self._table.release(self.pages[before:])
+            self.pages[before:] = self._table.match(keys, now_s)
+        self.frozen = frozen
         if not self.grow(computed, now_s):
-            return None
+            self._table.release(self.pages[before:])
+            del self.pages[before:]
+            self.frozen = before
+            return False
         self.computed = computed
-        return self.pages[self.frozen]
+        return True
 
     def is_twin_of(self, other: WorkingSet) -> bool:
         """Say whether both have the same tokens under the same root."""

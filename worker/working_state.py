@@ -43,6 +43,11 @@ class WorkingState:
         self._leave_source()
         self.source = source
 
+    def restored(self) -> None:
+        """Learn that the target holds the state after the computed tokens."""
+        self._leave_source()
+        self.source = self.target
+
     def advance(self, due: FrozenPage | None, now_s: float) -> bool:
         """Learn that a pass has written the target; leave it behind as a snapshot where one is due.
 
