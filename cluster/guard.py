@@ -6,10 +6,11 @@ run and removes the run's temporary folder. So there is one way to clean up, and
 moment of the start takes it too.
 
 A process belongs to the run when it carries the run's mark in its environment, or was once seen
-below the starter: Ray's processes write their title over their environment, and those whose parent
-died are nobody's children.
+below the starter and was not there before the run: Ray's processes write their title over their
+environment, and those whose parent died are nobody's children.
 
-Run as `python -m pie.cluster.guard PID MARK FOLDER`, by process PID. Does not cover stopping in good order
+Run as `python -m pie.cluster.guard PID MARK FOLDER [PROCESS …]`, by process PID, each PROCESS one
+that was there before. Does not cover stopping in good order
 (`pie.cluster.launch`): what is still there when the guard acts is ended at once.
 """
 
@@ -53,6 +54,7 @@ class Guard:
     def __init__(self, mark: str, folder: Path) -> None:
         self._mark = mark
         self._folder = folder
+        self._before = _descendants(psutil.Process())
         self._process = self._start()
 
     @property
@@ -71,7 +73,8 @@ class Guard:
     def release(self, timeout_s: float = 20.0) -> None:
         """Let the guard clean up, and wait until it has; clean up here where it does not."""
         if self._end(timeout_s) != 0:
-            clean_up(self._mark, self._folder, _descendants(psutil.Process()))
+            seen = _descendants(psutil.Process()) - self._before
+            clean_up(self._mark, self._folder, seen)
 
     def _start(self) -> subprocess.Popen[bytes]:
         environment = {k: v for k, v in os.environ.items() if k != MARK_VARIABLE}
@@ -83,6 +86,7 @@ class Guard:
                 str(os.getpid()),
                 self._mark,
                 str(self._folder),
+                *map(_name, self._before),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -159,7 +163,7 @@ def clean_up(
 
 def main() -> None:
     """Wait for the pipe on standard input to close, then clean up."""
-    pid, mark, folder = sys.argv[1:]
+    pid, mark, folder, *before = sys.argv[1:]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     starter = _starter(int(pid))
@@ -168,7 +172,8 @@ def main() -> None:
     open_ = True
     while open_:
         if starter is not None:
-            seen = {process for process in seen | _descendants(starter) if _lives(process)}
+            below = {one for one in _descendants(starter) if _name(one) not in before}
+            seen = {process for process in seen | below if _lives(process)}
         starting = time.monotonic() - started_s < _START_S
         ready, _, _ = select.select([sys.stdin], [], [], _STARTING_LOOK_S if starting else _LOOK_S)
         open_ = not ready or bool(sys.stdin.buffer.read(1))
@@ -192,6 +197,14 @@ def _descendants(process: psutil.Process) -> set[psutil.Process]:
         return set(process.children(recursive=True)) - {psutil.Process()}
     except psutil.Error:
         return set()
+
+
+def _name(process: psutil.Process) -> str:
+    """Return what names a process for as long as the machine is up: pids come again."""
+    try:
+        return f"{process.pid}@{process.create_time()}"
+    except psutil.Error:
+        return ""
 
 
 def _lives(process: psutil.Process) -> bool:

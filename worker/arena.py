@@ -170,6 +170,9 @@ class Arena:
     def _copy(self, part: Part, source: int, target: int) -> None:
         for slab in self._slabs[part]:
             slab.memory[:, target].copy_(slab.memory[:, source])
+        if self.device.type == "cuda":
+            # Stores and loads have streams of their own, and may come to either page next.
+            torch.cuda.current_stream(self.device).synchronize()
 
     def _allocate(
         self, rows: Sequence[tuple[int, tuple[int, int]]], tensors: dict[int, torch.Tensor]

@@ -364,11 +364,21 @@ class Engine:
             return
         own, *drawn = outcome.drawn[index]
         # Before the parent goes on: a fork has the prompt, and not what the parent drew after it.
-        for child, one in zip(self._forks.take(generation), drawn, strict=True):
-            if self._scheduler.fork(chunk.sequence, child.sequence, self._memory, now_s):
-                self._counters.forks += 1
-                self._push(child, one, now_s)
+        for child, one in zip(self._forks.of(generation), drawn, strict=True):
+            self._forks.remove(child)
+            self._fork(chunk.sequence, child, one, now_s)
         self._push(generation, own, now_s)
+
+    def _fork(self, parent: Sequence, child: Generation, drawn: Drawn, now_s: float) -> None:
+        """Let a waiting fork go on from its parent; what goes wrong with it is its own."""
+        try:
+            if self._scheduler.fork(parent, child.sequence, self._memory, now_s):
+                self._counters.forks += 1
+                self._push(child, drawn, now_s)
+        except Exception as error:
+            log.exception("a fork could not be begun")
+            if child.key in self._generations:
+                self._fail(child, f"{type(error).__name__}: {error}")
 
     def _drawing(self, chunk: Chunk) -> list[Generation]:
         """Return the generations that draw a token after a chunk: its own, and its forks."""

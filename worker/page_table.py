@@ -29,6 +29,9 @@ from pie.policies.retention import PageView
 from pie.worker.batch import PageSlot
 from pie.worker.free_pages import FreePages
 
+_LOOKED_AT = 64
+"""How many victims more than needed are looked at for some that lie below already."""
+
 
 class PageState(enum.Enum):
     """What a physical page is to the table. A frozen page is idle while it has no users."""
@@ -321,7 +324,8 @@ class PageTable:
         policy gives up the end of a sequence first, which is copied last.
         """
         below = self.below
-        waiting = 0 if below is None else below.waiting
+        # To look at all that is idle would take 89 ms of a step where 20,000 pages are in use.
+        waiting = 0 if below is None else min(below.waiting, self._idle - count, _LOOKED_AT)
         victims = self.retention.victims((count + waiting) * self.page_bytes, now_s)
         keys = [key for key, _ in victims]
         if below is not None and len(keys) > count:

@@ -174,8 +174,7 @@ class Scheduler:
         What has arrived since the last plan and fits waits for nothing, and is no part of the queue.
         """
         full = len(self._waiting) >= self._limits.max_waiting
-        held = sequence.working_set.held()
-        sequence.expected_tokens = max(1, sequence.length - held.pages * self._page_tokens)
+        sequence.expected_tokens = self._expected_tokens(sequence)
         self._queue(sequence)
         if full:
             self._admit(sequence.arrived_s)
@@ -216,7 +215,7 @@ class Scheduler:
     def fork_alone(self, sequence: Sequence) -> None:
         """Queue a sequence that waits for a parent which is gone."""
         self._forking.remove(sequence)
-        sequence.expected_tokens = sequence.length
+        sequence.expected_tokens = self._expected_tokens(sequence)
         self._queue(sequence)
 
     def plan(self, now_s: float, *, prefill_tokens: int) -> StepPlan:
@@ -384,6 +383,11 @@ class Scheduler:
         sequence.state = SequenceState.LOADING
         bisect.insort(self._loading, sequence, key=_arrival)
         return True
+
+    def _expected_tokens(self, sequence: Sequence) -> int:
+        """Return how many tokens it would compute with what is held now."""
+        held = sequence.working_set.held()
+        return max(1, sequence.length - held.pages * self._page_tokens)
 
     def _pages_under_way(self, sequence: Sequence) -> int:
         """Return how many of its leading pages others hold, compute or load."""

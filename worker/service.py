@@ -238,7 +238,7 @@ class WorkerService:
                 limit_s=self._settings.transfer_timeout_s,
             )
             self._exits.push_async_callback(offload.close)
-            kept = suspended_budget(self._settings.host_kv_budget, assembly.arena.page_bytes)
+            kept = suspended_budget(self._settings.host_kv_budget, assembly.model.layout)
             self._engine.attach(offload, SuspendedPages(assembly.arena, copies.names, kept))
         self._thread.start()
         self._exits.push_async_callback(asyncio.to_thread, self._thread.stop, _STEP_ENDS_S)
@@ -254,7 +254,7 @@ class WorkerService:
     def _open_tiers(self, copies: PageCopies, index: IndexWriter) -> LowerTiers | None:
         """Open the tiers below device memory; whoever closes this worker closes them."""
         settings = self._settings
-        kept = suspended_budget(settings.host_kv_budget, copies.names.layout.page_bytes)
+        kept = suspended_budget(settings.host_kv_budget, copies.names.layout)
         tiers = open_tiers(
             self._place,
             copies,

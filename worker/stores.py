@@ -54,6 +54,8 @@ class StoreQueue:
         self._states = states
         self._limit_pages = limit_pages
         self._batch_pages = batch_pages
+        # Slots that a batch pins are missed by sequences that want to begin.
+        self._batch_states = 0 if states is None else max(1, states.total // 4)
         self._queue: deque[PageToStore] = deque()
         self.in_flight: tuple[PageSlot, ...] = ()
         """Pages of the batch under way."""
@@ -80,13 +82,17 @@ class StoreQueue:
     def next_batch(self) -> list[PageToStore]:
         """Begin the next batch and pin its pages; empty while one is under way."""
         batch: list[PageToStore] = []
+        states = 0
         while self._queue and not self.is_busy and len(batch) < self._batch_pages:
+            if self._queue[0].is_state and states >= self._batch_states:
+                break
             page = self._queue.popleft()
             table = self._table_of(page)
             if not table.holds(page.slot, page.page.key):
                 self.dropped += 1
                 continue
             table.acquire(page.slot)
+            states += page.is_state
             batch.append(page)
         if batch:
             self.in_flight = tuple(page.slot for page in batch if not page.is_state)

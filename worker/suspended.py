@@ -7,11 +7,15 @@ it back. Does not cover its frozen pages, which leave and come back like all oth
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from pie.page.events import Part
+from pie.page.layout import PageLayout
 from pie.worker.page_copies import PageMemory, PageNames
 from pie.worker.sequence import Sequence
+
+log = logging.getLogger("pie.worker.suspended")
 
 _MOST_TAILS = 64
 """As many sequences as a worker runs by default."""
@@ -60,12 +64,20 @@ class SuspendedPages:
             return
         working_set = sequence.working_set
         frozen, computed = working_set.frozen, working_set.computed
+        older = self._tails.get(sequence.number)
+        if older is not None and older.computed >= computed:
+            return  # It yielded again before it was given back what it had.
+        self.drop(sequence)
         parts: tuple[tuple[Part, memoryview], ...] = ()
         if computed > frozen * self._layout.page_tokens:
             if self.used_bytes + self._layout.page_bytes > self.budget_bytes:
                 return
             slot = working_set.pages[frozen]
-            parts = tuple((part, self._memory.export(slot, part)) for part in self._layout.parts)
+            try:
+                parts = tuple((p, self._memory.export(slot, p)) for p in self._layout.parts)
+            except Exception:
+                log.exception("what a sequence had computed could not be kept")
+                return
             self.used_bytes += self._layout.page_bytes
         self._tails[sequence.number] = _Tail(frozen, computed, parts)
         self.suspended += 1
@@ -102,6 +114,8 @@ class SuspendedPages:
         assert self.used_bytes <= self.budget_bytes or not tails
 
 
-def suspended_budget(host_bytes: int, page_bytes: int) -> int:
-    """Return how much of host memory's budget is kept for tails."""
-    return min(host_bytes // _LARGEST_SHARE, _MOST_TAILS * page_bytes)
+def suspended_budget(host_bytes: int, layout: PageLayout) -> int:
+    """Return how much of host memory's budget is kept for tails; recurrent models have none."""
+    if Part.STATE in layout.parts:
+        return 0
+    return min(host_bytes // _LARGEST_SHARE, _MOST_TAILS * layout.page_bytes)

@@ -287,21 +287,26 @@ class WorkingSet:
         copied = self._table.allocate(1, now_s) if own > 0 and self._table.total else []
         if copied is None:
             return None
+        to_copy: tuple[StateSlot, StateSlot] | None = None
         if self.state is not None:
             forked = self.state.fork(now_s)
             if forked is None:
                 self._table.release(copied)
                 return None
             twin.state, to_copy = forked
-            if to_copy is not None:
-                memory.copy_state(*to_copy)
-        for page in copied:
-            memory.copy(self.pages[self.frozen], page)
         shared = self.pages[: self.frozen]
         for page in shared:
             self._table.acquire(page)
         twin.pages = [*shared, *copied]
         twin.frozen, twin.computed = self.frozen, self.computed
+        try:
+            if to_copy is not None:
+                memory.copy_state(*to_copy)
+            for page in copied:
+                memory.copy(self.pages[self.frozen], page)
+        except BaseException:
+            twin.release()
+            raise
         return twin
 
     def release(self) -> None:

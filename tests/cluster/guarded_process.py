@@ -1,7 +1,7 @@
 """A process that has a guard, and does what it is told.
 
-Run as `python -m tests.cluster.guarded_process MARK FOLDER`. It prints the number of a process that
-carries the mark, takes one command a line, and answers each with a line.
+Run as `python -m tests.cluster.guarded_process MARK FOLDER`. It prints the numbers of a process that
+carries the mark and of a child that it had before, takes one command a line, and answers each with a line.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ def say(answer: object) -> None:
 
 def main() -> None:
     mark, folder = sys.argv[1:]
+    earlier = subprocess.Popen(["sleep", "300"])
     guard = Guard(mark, Path(folder))
     child = subprocess.Popen(["sleep", "300"], env={**os.environ, MARK_VARIABLE: mark})
-    say(child.pid)
+    say(f"{child.pid} {earlier.pid}")
     for line in sys.stdin:
         match line.split():
             case ["pid"]:

@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 class Guarded:
-    """A process that has a guard, and its child that carries the mark."""
+    """A process that has a guard, its child that carries the mark, and one from before the run."""
 
     def __init__(self, mark: str, folder: Path) -> None:
         self.process = subprocess.Popen(
@@ -38,7 +38,8 @@ class Guarded:
             stdout=subprocess.PIPE,
             text=True,
         )
-        self.child = psutil.Process(int(self._answer()))
+        child, earlier = self._answer().split()
+        self.child, self.earlier = psutil.Process(int(child)), psutil.Process(int(earlier))
 
     def ask(self, command: str) -> str:
         """Send a command and return the answer."""
@@ -50,6 +51,8 @@ class Guarded:
     def close(self) -> None:
         """End it and wait until its guard has ended its child."""
         self.process.kill()
+        # It has the pipes too.
+        self.earlier.kill()
         self.process.communicate()
         until(lambda: ended(self.child))
 
@@ -100,6 +103,18 @@ def test_a_guard_whose_starter_was_killed_does_the_same(
     guarded.process.kill()
     until(lambda: ended(guarded.child) and not folder.exists())
     assert not ended(bystander)
+
+
+@pytest.mark.parametrize("halted", [False, True])
+def test_what_the_starter_had_before_its_run_is_left_alone(
+    guarded: Guarded, folder: Path, halted: bool
+) -> None:
+    if halted:
+        os.kill(int(guarded.ask("pid")), signal.SIGSTOP)
+    guarded.ask(f"release {0.2 if halted else 20}")
+    assert ended(guarded.child)
+    assert not ended(guarded.earlier)
+    assert not folder.exists()
 
 
 def test_a_guard_that_was_killed_is_started_again(guarded: Guarded, folder: Path) -> None:

@@ -313,6 +313,50 @@ def test_a_model_that_fails_in_the_parents_step_leaves_the_forks_a_try(driver: D
     assert second.token_ids == toy_answer(range(10), 3)
 
 
+def test_a_page_that_cannot_be_copied_costs_its_fork_and_nobody_else(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = driver.engine._runner
+    assert isinstance(runner, ToyRunner)
+    copies = iter([RuntimeError("no memory")])
+    right = runner.copy
+
+    def copy(source_id: int, target_id: int) -> None:
+        for error in copies:
+            raise error
+        right(source_id, target_id)
+
+    monkeypatch.setattr(runner, "copy", copy)
+    prompt = list(range(3, 25))
+    first, second, third = choices(driver, prompt, 3, 5)
+    driver.run()
+    assert second.error == "RuntimeError: no memory"
+    assert first.token_ids == third.token_ids == toy_answer(prompt, 5)
+
+
+def test_a_fork_whose_text_cannot_be_made_ends_alone(driver: Driver) -> None:
+    prompt = list(range(3, 25))
+    first, second, third = choices(driver, prompt, 3, 5)
+
+    def fail(*_args: object) -> None:
+        raise RuntimeError("no text")
+
+    driver.engine._generations[b"router", "a-1"].push = fail  # type: ignore[method-assign, assignment]
+    driver.run()
+    assert second.error == "RuntimeError: no text"
+    assert first.token_ids == third.token_ids == toy_answer(prompt, 5)
+
+
+def test_forks_that_wait_for_a_place_report_what_they_would_compute(tokenizer: Tokenizer) -> None:
+    driver = make(tokenizer, max_running=1)
+    choices(driver, list(range(3, 25)), 4, 6)
+    driver.step()
+    driver.step()
+    # The prompt's five full pages are held, so that each lacks two tokens.
+    assert driver.engine.load.waiting_tokens == 3 * 2
+    driver.run()
+
+
 @given(
     pages=st.integers(12, 40),
     groups=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 24)), min_size=1, max_size=5),

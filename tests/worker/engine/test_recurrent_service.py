@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from pie.index.settings import IndexSettings
 from pie.page.events import Part, PartMask, PlaceId, Tier, part_bit
 from pie.page.key import page_keys
 from pie.page.layout import usable_run
+from pie.worker import offload
 from pie.worker.purity import UNNAMED_CONTEXT_TOKENS
 from tests.support.models import CONTEXT_TOKENS, tiny_module
 from tests.support.redis_server import index_settings, redis_server, redis_url
@@ -43,10 +45,15 @@ async def places(
 
 
 async def test_serves_and_tells_the_index_where_later_prompts_can_go_on(
-    places: Places, kind: str
+    places: Places, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    options: dict[str, Any] = {
+        "state_stride_tokens": 2 * PAGE,
+        "attention": "torch",
+        "host_kv_budget": 0,
+    }
     node = await places.pool()
-    worker = await places.worker("w0", state_stride_tokens=2 * PAGE, attention="torch")
+    worker = await places.worker("w0", **options)
     asker = await places.asker(worker)
     asked = [(prompt, (await asker.send(prompt, 12))[1]) for prompt in prompts(6)]
     for prompt, answer in asked:
@@ -74,5 +81,12 @@ async def test_serves_and_tells_the_index_where_later_prompts_can_go_on(
     status = worker.status()
     assert status.snapshots_taken
     assert status.state_slots == status.state_slots_free + status.snapshots_idle
-    assert not status.pages_stored, "nothing goes to the pool that could not be used from there"
-    assert not node.status().used_bytes
+
+    await until(lambda: worker.status().store_queue_pages == 0)
+    assert node.status().used_bytes
+    # A load must not end because the machine is busy.
+    monkeypatch.setattr(offload, "_LEAST_LOAD_S", 20.0)
+    other = await places.asker(await places.worker("w1", **options))
+    fed = await other.ask(PROMPT, 12)
+    assert (fed.cached.device, fed.cached.pool) == (0, 48)
+    expect(tiny_module(kind), PROMPT, fed)

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from pie.policies.manager import RetentionManager
 from pie.worker.page_table import PageTable
+from pie.worker.state_table import StateTable
 from pie.worker.stores import PageToStore, StoreQueue
 from tests.worker.engine.test_page_table import TOTAL, frozen, hold, key, make_table
 
@@ -51,3 +53,20 @@ def test_a_full_queue_drops(table: PageTable) -> None:
     for one in to_store(pages, 1, 2):
         stores.put(one)
     assert (len(stores), stores.dropped) == (1, 1)
+
+
+def test_a_batch_pins_a_quarter_of_the_snapshots_at_most(table: PageTable) -> None:
+    states = StateTable(8, state_bytes=1, stride_pages=1, retention=RetentionManager())
+    stores = StoreQueue(table, limit_pages=10, batch_pages=10, states=states)
+    for number in range(4):
+        slot = states.allocate(0)
+        assert slot is not None
+        held = states.freeze(slot, frozen(number), 0)
+        stores.put(PageToStore(held, frozen(number), key(0), is_state=True))
+        states.release([held])
+    assert [len(stores.next_batch()), len(stores.states_in_flight), stores.in_flight] == [2, 2, ()]
+    states.check([stores.states_in_flight])
+    stores.ended(2, kept=2)
+    assert len(stores.next_batch()) == 2
+    stores.ended(2, kept=2)
+    assert (stores.stored, len(stores), states.status().idle) == (4, 0, 4)

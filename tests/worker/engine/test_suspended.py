@@ -70,6 +70,24 @@ def test_a_tail_waits_until_the_pages_before_it_are_there() -> None:
 
 
 def test_the_budget_is_a_small_part_of_host_memory() -> None:
-    assert suspended_budget(1600, 10) == 100
-    assert suspended_budget(1 << 30, 10) == 640
-    assert suspended_budget(0, 10) == 0
+    assert suspended_budget(1600, LAYOUT) == 100
+    assert suspended_budget(1 << 30, LAYOUT) == 64 * LAYOUT.page_bytes
+    assert suspended_budget(0, LAYOUT) == 0
+
+
+def test_one_that_yields_again_before_it_has_its_tail_keeps_what_reaches_further() -> None:
+    one = world()
+    one.table.below = None
+    sequence = one.submit(range(2 * PAGE + 2), outputs=3)
+    one.step()
+    one.scheduler._preempt(sequence)
+    # Its pages are gone, so that it begins anew, and yields in the middle of a page.
+    assert one.table.allocate(12, 99) is not None
+    one.table.release(list(range(12)))
+    one.scheduler._limits = one.scheduler._limits.__class__(4, 100, PAGE + 2)
+    one.step()
+    one.scheduler._preempt(sequence)
+    one.suspended.check()
+    assert one.suspended.used_bytes == LAYOUT.page_bytes
+    one.run()
+    assert one.suspended.used_bytes == 0
