@@ -180,14 +180,15 @@ class TieredCache:
         return 0
 
     def prepare_store(
-        self, header: PageHeader, *, may_evict: bool = True
+        self, header: PageHeader, *, may_evict: bool = True, may_demote: bool = True
     ) -> memoryview | LookupStatus:
         """Reserve room for a page, evicting where the policy says, and return it.
 
         Returns `HIT` or `PENDING` where some tier has the page or it is being written, `RETRY`
         where no room can be made, `MISS` where the cache is closed. A caller who must not wait for
         a victim to be written to a lower tier says that nothing may be evicted, and then `RETRY`
-        is not counted.
+        is not counted; or that nothing may be demoted, and then victims that no lower tier has
+        are lost.
         """
         page = id_of(header)
         status = self.lookup(page)
@@ -198,7 +199,7 @@ class TieredCache:
             if room is LookupStatus.RETRY:
                 return room
         else:
-            room = self._room(0, header)
+            room = self._room(0, header, may_demote=may_demote)
         if isinstance(room, memoryview):
             with self._lock:
                 self._writing[page] = header
@@ -362,7 +363,9 @@ class TieredCache:
                 assert set(shelf.held) == {id_of(header) for header in shelf.level.tier.pages()}
                 assert shelf.level.tier.used_bytes <= shelf.level.tier.budget_bytes
 
-    def _room(self, at: int, header: PageHeader) -> memoryview | LookupStatus:
+    def _room(
+        self, at: int, header: PageHeader, *, may_demote: bool = True
+    ) -> memoryview | LookupStatus:
         """Prepare a store in one tier, making room for it as often as that helps."""
         tier = self._shelves[at].level.tier
         room = tier.prepare_store(header)
@@ -370,7 +373,7 @@ class TieredCache:
             return room
         wanted = header.raw_bytes
         for _ in range(_MAX_ROUNDS):
-            if not self._evict(at, wanted):
+            if not self._evict(at, wanted, may_demote=may_demote):
                 break
             room = tier.prepare_store(header)
             if room is not LookupStatus.RETRY:
@@ -378,10 +381,13 @@ class TieredCache:
             wanted *= 2
         return room
 
-    def _evict(self, at: int, wanted_bytes: int, *, may_lose: bool = True) -> int:
+    def _evict(
+        self, at: int, wanted_bytes: int, *, may_lose: bool = True, may_demote: bool = True
+    ) -> int:
         """Let victims of about `wanted_bytes` leave a tier; return how many did.
 
-        Unless it may lose them, it ends at the first one that the next tier does not take.
+        Unless it may lose them, it ends at the first one that the next tier does not take. Unless
+        it may demote them, it waits for nobody.
         """
         shelf = self._shelves[at]
         manager = shelf.level.manager
@@ -389,7 +395,7 @@ class TieredCache:
             victims = manager.victims(wanted_bytes, self._clock())
             if not victims and shelf.leaving:
                 # Another thread has chosen all that may leave: its victims are ours too.
-                return int(self._left.wait(_LEAVING_TIMEOUT_S))
+                return int(may_demote and self._left.wait(_LEAVING_TIMEOUT_S))
             for key, part in victims:
                 manager.pin(key, part)
             shelf.leaving += len(victims)
@@ -398,7 +404,7 @@ class TieredCache:
         for key, part in victims:
             page = PageId(key, part)
             if may_lose or is_safe:
-                is_safe = at + 1 < len(self._shelves) and self._demote(at, page)
+                is_safe = may_demote and at + 1 < len(self._shelves) and self._demote(at, page)
                 if (is_safe or may_lose) and shelf.level.tier.remove(page):
                     gone += 1
                 self._record(at, page)

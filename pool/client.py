@@ -127,17 +127,30 @@ class PoolClient:
     async def lookup(
         self, pages: Sequence[PageId], *, groups: Sequence[PageKey], deadline_s: float
     ) -> list[LookupStatus]:
-        """Ask the nodes what they know of each page; `RETRY` where nobody answers in time."""
-        answers = [LookupStatus.RETRY] * len(pages)
+        """Ask the nodes what they know of each page; `RETRY` where nobody answers in time.
+
+        As of a load, the next node is asked too for a page that its home does not have; unless
+        that one has it, the home's answer counts.
+        """
+        answers: list[LookupStatus | None] = [None] * len(pages)
+        until_s = time.monotonic() + deadline_s
 
         async def ask(client: WireClient, positions: Sequence[int]) -> None:
             message = Lookup(new_request_id(), client.epoch, _names(pages, positions))
-            statuses = await _ask_statuses(client, message, deadline_s)
+            statuses = await _ask_statuses(client, message, until_s - time.monotonic())
             for at, status in zip(positions, statuses, strict=True):
-                answers[at] = _STATUSES[status]
+                if answers[at] is None or status == LookupStatus.HIT:
+                    answers[at] = _STATUSES[status]
 
-        await self._spread(self._nth(self._ranked(groups), 0), ask, deadline_s)
-        return answers
+        ranked = self._ranked(groups)
+        for turn in range(_NODES_ASKED):
+            left_s = until_s - time.monotonic()
+            nodes = self._nth(ranked, turn)
+            asked = {at: node for at, node in nodes.items() if answers[at] is not LookupStatus.HIT}
+            if not asked or left_s <= 0:
+                break
+            await self._spread(asked, ask, left_s)
+        return [LookupStatus.RETRY if answer is None else answer for answer in answers]
 
     async def load(
         self, pages: Sequence[PageId], *, groups: Sequence[PageKey], deadline_s: float

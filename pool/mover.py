@@ -18,6 +18,8 @@ log = logging.getLogger("pie.pool.mover")
 _FULL_ABOVE = 15 / 16
 _FULL_TO = 7 / 8
 """Between these shares of its budget the first tier has room for new pages without a wait."""
+_CLOSE_S = 10.0
+"""How long closing waits for the page that is being copied."""
 _MOST_WAITING = 1024
 """Pages to be copied up; more are not. They are used again if they are worth it."""
 
@@ -64,14 +66,20 @@ class Mover:
             self._should_reconcile = True
             self._wake.notify()
 
-    def close(self) -> None:
-        """End after the page that is being copied. Nothing was promised for the others."""
+    def close(self, limit_s: float = _CLOSE_S) -> bool:
+        """End after the page that is being copied, and say whether that was within `limit_s`.
+
+        Nothing was promised for the others. A thread that a disk holds for longer is left behind.
+        """
         self._cache.move_with(None)
         with self._wake:
             self._stop = True
             self._wake.notify()
         if self._thread.ident is not None:
-            self._thread.join()
+            self._thread.join(limit_s)
+        if self._thread.is_alive():
+            log.warning("the mover waits for a disk for more than %g s and is left behind", limit_s)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         while True:

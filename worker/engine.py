@@ -303,7 +303,7 @@ class Engine:
         sequence.load_s = ended.seconds
         if self._offload is not None:
             for came in ended.sources:
-                self._offload.choice.saw(*came)
+                self._offload.choice.saw(came)
         for came in ended.sources:
             self._counters.pages_loaded[came.tier] += came.pages
         if sequence.load_decision is not None:

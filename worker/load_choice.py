@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -46,6 +47,9 @@ class Loaded(NamedTuple):
     tier: LoadTier
     pages: int
     seconds: float
+    """How long it took once its turn had come."""
+    waited_s: float = 0.0
+    """How long other loads were before it."""
 
 
 class LoadChoice:
@@ -62,9 +66,26 @@ class LoadChoice:
         self.skipped = 0
         """How often computing was cheaper than some load that was possible."""
 
-    def decide(self, runs: Sequence[Run], compute: Rate) -> LoadDecision:
-        """Return which leading runs to load, so that all of them together take the least time."""
-        loads_ms = [self._load_ms(run) for run in runs]
+    def decide(
+        self,
+        runs: Sequence[Run],
+        compute: Rate,
+        *,
+        ahead: Mapping[LoadTier, int] = MappingProxyType({}),
+        whole: bool = False,
+    ) -> LoadDecision:
+        """Return which leading runs to load, so that all of them together take the least time.
+
+        Args:
+            runs: What could be loaded.
+            compute: How fast the same tokens are computed.
+            ahead: Pages that others wait for, by tier, and that come first.
+            whole: Whether a part of the runs is of no use, so that it is all or none.
+        """
+        loads_ms = [self._load_ms(run.tier, run.pages) for run in runs]
+        firsts = {run.tier: at for at, run in reversed(list(enumerate(runs)))}
+        for tier, at in firsts.items():
+            loads_ms[at] += self._load_ms(tier, ahead.get(tier, 0))
         computes_ms = [compute.seconds(run.pages * self._page_tokens) * 1e3 for run in runs]
         spent_ms = least_ms = sum(computes_ms)
         chosen = 0
@@ -72,13 +93,13 @@ class LoadChoice:
             zip(loads_ms, computes_ms, strict=True), start=1
         ):
             spent_ms += load_ms - compute_ms
-            if spent_ms < least_ms:
+            if spent_ms < least_ms and (count == len(runs) or not whole):
                 chosen, least_ms = count, spent_ms
         if chosen < len(runs):
             tier = runs[chosen].tier
             self._passed_over[tier] += 1
             if self._passed_over[tier] % _PROBE_EVERY == 0:
-                chosen += 1
+                chosen = len(runs) if whole else chosen + 1
             else:
                 self.skipped += 1
         return LoadDecision(
@@ -90,13 +111,13 @@ class LoadChoice:
             )
         )
 
-    def saw(self, tier: LoadTier, pages: int, seconds: float) -> None:
-        """Learn how long a load took."""
-        self.rates[tier].saw(pages * self._page_tokens, seconds)
+    def saw(self, came: Loaded) -> None:
+        """Learn how long a load took, its wait for others aside."""
+        self.rates[came.tier].saw(came.pages * self._page_tokens, came.seconds)
 
-    def _load_ms(self, run: Run) -> float:
-        rate = self.rates[run.tier]
-        return rate.seconds(run.pages * self._page_tokens) * 1e3 if rate.is_known else 0.0
+    def _load_ms(self, tier: LoadTier, pages: int) -> float:
+        rate = self.rates[tier]
+        return rate.seconds(pages * self._page_tokens) * 1e3 if rate.is_known else 0.0
 
 
 def with_outcome(
@@ -104,16 +125,12 @@ def with_outcome(
 ) -> LoadDecision:
     """Return a decision with what became of it; `loaded` is in the order of its sources."""
     sources = [
-        msgspec.structs.replace(source, loaded_pages=came.pages, took_ms=came.seconds * 1e3)
+        msgspec.structs.replace(
+            source, loaded_pages=came.pages, took_ms=(came.waited_s + came.seconds) * 1e3
+        )
         for source, came in zip(decision.sources, loaded, strict=False)
     ]
     return LoadDecision((*sources, *decision.sources[len(sources) :]), overran)
-
-
-def without_loads(decision: LoadDecision) -> LoadDecision:
-    """Return a decision to compute everything."""
-    sources = [msgspec.structs.replace(source, chosen=False) for source in decision.sources]
-    return LoadDecision(tuple(sources), decision.overran)
 
 
 def chosen_pages(decision: LoadDecision) -> int:

@@ -1,7 +1,7 @@
 """One load: what it is to bring, and what came.
 
-Covers writing pages into device memory from any thread until the load is ended. Does not cover
-where pages come from (`pie.worker.offload`).
+Covers its time, and writing pages into device memory from any thread until the load is ended. Does
+not cover where pages come from (`pie.worker.offload`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from pie.worker.page_copies import PageCopies, Piece
 from pie.worker.sequence import Sequence, SequenceState
 
 log = logging.getLogger("pie.worker.load_job")
+
+_LATE = 0.9
+"""A load that took this part of its time was given up; event loops round to milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,7 @@ class LoadJob:
         self._copies = copies
         self._began_s = time.monotonic()
         self.until_s = self._began_s + wanted_s
+        """Until when pages may be fetched; later where it had to wait for its turn."""
         self.write_until_s = self._began_s + max(wanted_s, limit_s)
         self._ended = False
         self._lock = threading.Lock()
@@ -94,9 +98,32 @@ class LoadJob:
         """How long pages may still be fetched."""
         return self.until_s - time.monotonic()
 
+    @property
+    def is_late(self) -> bool:
+        """Whether its time is over, or as good as that."""
+        return self.left_s <= (1 - _LATE) * self.wanted_s
+
     def is_wanted(self) -> bool:
         """Whether anybody still waits for it."""
         return self.sequence.state is not SequenceState.FINISHED
+
+    def goes_on(self) -> bool:
+        """Say whether more pages should be fetched."""
+        return not self._ended and self.left_s > 0 and self.is_wanted()
+
+    def waiting_in(self, tier: LoadTier) -> int:
+        """Return how many pages it still wants from a tier."""
+        left, before = 0, self.pages
+        for run in self.runs:
+            left += max(0, len(run.pages) - max(0, before)) if run.tier is tier else 0
+            before -= len(run.pages)
+        return left
+
+    def begin(self, asked_s: float) -> None:
+        """Begin a run that was queued at `asked_s`: its wait for others is no part of its time."""
+        waited_s = time.monotonic() - asked_s
+        with self._lock:
+            self.until_s = min(self.until_s + waited_s, self.write_until_s)
 
     def write(self, page: PageToLoad, parts: Many[StoredPage]) -> bool:
         """Write the next page; False where the load is over, or the page cannot be written."""

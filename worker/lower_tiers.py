@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -34,11 +35,19 @@ from pie.worker.batch import PageSlot
 from pie.worker.load_choice import LoadTier, Run
 from pie.worker.page_copies import CopiedPart, PageCopies, Piece
 from pie.worker.page_table import FrozenPage
+from pie.worker.side_thread import within
 
 log = logging.getLogger("pie.worker.lower_tiers")
 
 _LOCK_TIMEOUT_S = 10.0
 """How long a process that was told to end, or is being killed, may still hold the folder."""
+_CLOSE_S = 10.0
+"""How long closing waits for what a disk is doing."""
+_LAST_PAGE_S = 1.0
+"""How long saving may take beyond its time: the page under way."""
+_MOST_IN_POOL = 65_536
+"""Pages of which it is remembered that the pool has them: the last ones."""
+_HIT = LookupStatus.HIT
 _NAMES = {TierKind.HOST: LoadTier.HOST, TierKind.DISK: LoadTier.DISK}
 
 
@@ -67,7 +76,9 @@ class LowerTiers:
         self.copied_late = 0
         """Pages that were copied here when they had to leave."""
         self.lost = 0
-        """Pages that left device memory for nowhere, because there was no room here."""
+        """Pages that left device memory for nowhere: no room here, and the pool did not take them."""
+        self._in_pool: dict[PageId, None] = {}
+        self._in_pool_lock = threading.Lock()
 
     @property
     def _has_disk(self) -> bool:
@@ -92,15 +103,34 @@ class LowerTiers:
         self._cache.adopt()
         self._mover.start()
 
-    def lost_pages(self) -> None:
+    def on_lost(self) -> None:
         """Learn that a tier has lost pages by itself."""
         self._mover.reconcile_soon()
 
+    def pool_has(self, pages: Iterable[PageId]) -> None:
+        """Learn that the pool took pages, or gave them: they may leave here and are not lost."""
+        with self._in_pool_lock:
+            for page in pages:
+                self._in_pool.pop(page, None)
+                self._in_pool[page] = None
+            while len(self._in_pool) > _MOST_IN_POOL:
+                del self._in_pool[next(iter(self._in_pool))]
+
     def tier_of(self, key: PageKey, parts: Sequence[Part]) -> LoadTier | None:
-        """Return the lowest tier that parts of a page are to be loaded from; None where some are not here."""
+        """Return the lowest tier that has parts of a page; None where some are nowhere.
+
+        That is the pool where they are not all here, and it took them.
+        """
+        tier = self._tier_here(key, parts)
+        if tier is None and all(PageId(key, part) in self._in_pool for part in parts):
+            return LoadTier.POOL
+        return tier
+
+    def _tier_here(self, key: PageKey, parts: Sequence[Part]) -> LoadTier | None:
+        """Return the lowest of these tiers that parts of a page are to be loaded from."""
         pages = [PageId(key, part) for part in parts]
         for tier in self._tiers:
-            pages = [page for page in pages if tier.lookup(page) is not LookupStatus.HIT]
+            pages = [page for page in pages if tier.lookup(page) is not _HIT]
             if not pages:
                 return _NAMES[tier.kind]
         return None
@@ -112,19 +142,28 @@ class LowerTiers:
             keys: Pages wanted, after `held` pages that device memory holds.
             held: Pages of the sequence before them.
         """
+        layout = self._copies.names.layout
         masks = [self._every] * held
         tiers: list[LoadTier] = []
         for key in keys:
             # Not every page has a snapshot of recurrent layers: only a run's last one needs it.
-            tier = self.tier_of(key, self._copies.names.layout.attention_parts)
+            tier = self._tier_here(key, layout.attention_parts)
             if tier is None:
                 break
             tiers.append(tier)
-            has_all = Part.STATE not in self._parts or self.tier_of(key, (Part.STATE,))
+            has_all = Part.STATE not in self._parts or self._tier_here(key, (Part.STATE,))
             masks.append(self._every if has_all else _mask(set(self._parts) - {Part.STATE}))
-        usable = self._copies.names.layout.usable(masks) - held
+        usable = max(0, layout.usable(masks) - held)
+        if usable and Part.STATE in self._parts:
+            last = self._tier_here(keys[usable - 1], self._parts)
+            if last is None:
+                return []  # It left just now.
+            tiers[usable - 1] = last
+            if not layout.attention_parts:
+                # Nothing of the pages before the snapshot is loaded.
+                tiers[:usable] = [last] * usable
         runs: list[Run] = []
-        for tier in tiers[: max(usable, 0)]:
+        for tier in tiers[:usable]:
             if runs and runs[-1].tier is tier:
                 runs[-1] = Run(tier, runs[-1].pages + 1)
             else:
@@ -158,22 +197,24 @@ class LowerTiers:
         """Store all parts of a page; say whether they are here. May wait for the disk."""
         # A page that device memory still holds must not displace one that nothing else holds.
         may_evict = self._has_disk or not self._has_host
-        kept = all(self._put(part, may_evict=may_evict) for part in page)
-        self.stored += kept
+        missing = [part for part in page if self._cache.lookup(id_of(part[0])) is not _HIT]
+        kept = all(self._put(part, may_evict=may_evict) for part in missing)
+        self.stored += kept and bool(missing)
         return kept
 
     def keep(self, victims: Sequence[tuple[PageSlot, FrozenPage]], parts: Sequence[Part]) -> None:
         """Copy parts of pages that leave device memory, where host memory has room for them.
 
         Never waits for the disk, since a step waits for it: 0.15 ms for a page of 360 KiB, of which
-        0.12 ms are its checksums.
+        0.12 ms are its checksums. What goes wrong is logged and costs the page.
         """
         for slot, page in victims:
-            if self.tier_of(page.key, parts) is not None:
+            where = self.tier_of(page.key, parts)
+            if where is not None and where is not LoadTier.POOL:
                 continue
-            if self._has_room_now(parts) and self._put_now(self._copies.copy(slot, page, parts)):
+            if self._has_room_now(parts) and self._copy_now(slot, page, parts):
                 self.copied_late += 1
-            else:
+            elif where is None:
                 self.lost += 1
 
     def entries(self) -> list[PageEntry]:
@@ -201,35 +242,46 @@ class LowerTiers:
 
     def save(self, until_s: float) -> None:
         """Copy what only host memory holds to disk, until the monotonic clock says `until_s`."""
-        self._cache.save(until_s)
+        limit_s = until_s - time.monotonic() + _LAST_PAGE_S
+        if not within(limit_s, "pie-save", lambda: self._cache.save(until_s)):
+            log.warning("a page is not on disk yet; no more are saved")
 
-    def close(self) -> None:
-        """Let go of memory and files; what is on disk stays there."""
-        self._mover.close()
-        self._cache.close()
+    def close(self, limit_s: float = _CLOSE_S) -> None:
+        """Let go of memory and files; what is on disk stays there.
+
+        Each of the mover and the tiers is left behind after `limit_s`.
+        """
+        self._mover.close(limit_s)
+        if not within(limit_s, "pie-close", self._cache.close):
+            log.warning("the lower tiers do not close within %g s and are left behind", limit_s)
 
     def check(self) -> None:
         """Assert that all tables agree. Only while nobody moves pages."""
         self._cache.check()
 
-    def _put_now(self, page: Sequence[CopiedPart]) -> bool:
-        # Where there is no disk, what leaves host memory for this page just goes.
+    def _copy_now(self, slot: PageSlot, page: FrozenPage, parts: Sequence[Part]) -> bool:
+        # Where the disk takes nothing, what leaves host memory for this page just goes.
         may_evict = not self._has_disk
-        return all(self._put(part, may_evict=may_evict) for part in page)
+        try:
+            copied = self._copies.copy(slot, page, parts)
+            return all(self._put(part, may_evict=may_evict, may_demote=False) for part in copied)
+        except Exception:
+            log.exception("a page that leaves device memory could not be copied")
+            return False
 
     def _has_room_now(self, parts: Sequence[Part]) -> bool:
-        """Say whether `_put_now` may find room for these parts of a page."""
+        """Say whether `_copy_now` may find room for these parts of a page."""
         if not self._has_host:
             return False
         host, layout = self._tiers[0], self._copies.names.layout
         size = sum(layout.part_bytes(part) for part in parts)
         return not self._has_disk or host.used_bytes + size <= host.budget_bytes
 
-    def _put(self, part: CopiedPart, *, may_evict: bool) -> bool:
+    def _put(self, part: CopiedPart, *, may_evict: bool, may_demote: bool = True) -> bool:
         header, payload = part
-        room = self._cache.prepare_store(header, may_evict=may_evict)
+        room = self._cache.prepare_store(header, may_evict=may_evict, may_demote=may_demote)
         if not isinstance(room, memoryview):
-            return room is LookupStatus.HIT
+            return room is _HIT
         copied = False
         try:
             copy_payload(room, payload)
@@ -277,9 +329,9 @@ def open_tiers(
             levels.append(Level(host, manager("host")))
     opened: list[LowerTiers] = []
 
-    def lost() -> None:
+    def on_lost() -> None:
         for tiers in opened:
-            tiers.lost_pages()
+            tiers.on_lost()
 
     disk: DiskTier | None = None
     if disk_bytes:
@@ -289,7 +341,7 @@ def open_tiers(
             kind=TierKind.DISK,
             secret=secret,
             keep_bad_pages=keep_bad_pages,
-            on_lost=lost,
+            on_lost=on_lost,
             files=files,
         )
         levels.append(Level(disk, manager("disk")))

@@ -1,33 +1,29 @@
-"""Between device memory and what is below it: stores behind a step's back, loads before prefill.
+"""Between device memory and what is below it: loads before prefill, stores behind a step's back.
 
-Covers moving pages on background threads and, where there is a pool, on the event loop. Does not
-cover which pages wait to be stored (`pie.worker.stores`), what lies in host memory and on disk
+Covers loading pages on background threads and, where there is a pool, on the event loop. Does not
+cover what a store does (`pie.worker.storing`), what lies in host memory and on disk
 (`pie.worker.lower_tiers`), whether a load is worth its time (`pie.worker.load_choice`) or how the
 pool is reached (`pie.pool.client`).
 
 A load that takes twice as long as estimated, or longer than computing the same tokens would, is
-given up: what came until then is kept, the rest is computed.
+given up: what came until then is kept, the rest is computed. Its time begins with its turn. It
+waits for that as long as others before it get something, and no longer than the limit.
 """
 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
-import itertools
 import logging
 import time
 from collections.abc import Callable, Sequence as Many
 from dataclasses import dataclass
-from typing import Protocol
 
 from pie.page.events import Part
-from pie.page.format import PageHeader
-from pie.page.key import PageKey
 from pie.page.layout import PageLayout
 from pie.page.lookup import LookupStatus
 from pie.pool.placement import GROUP_PAGES, group_keys
-from pie.pool.tier import Buffer, PageId, StoredPage
-from pie.wire.messages import LoadDecision, PutStatus
+from pie.pool.tier import PageId, StoredPage, id_of
+from pie.wire.messages import LoadDecision
 from pie.worker.batch import StateSlot
 from pie.worker.commands import Command, LoadEnded, StoreEnded
 from pie.worker.load_choice import (
@@ -38,62 +34,36 @@ from pie.worker.load_choice import (
     chosen_pages,
     estimate_s,
     is_measured,
-    without_loads,
 )
 from pie.worker.load_job import LoadJob, PageToLoad, RunToLoad
 from pie.worker.lower_tiers import LowerTiers
-from pie.worker.page_copies import CopiedPart, PageCopies, Piece
+from pie.worker.page_copies import PageCopies, Piece
+from pie.worker.page_pool import PagePool
 from pie.worker.rates import Rate
 from pie.worker.sequence import Sequence
+from pie.worker.side_thread import CLOSE_S, SideThread
 from pie.worker.stalls import Stalls
 from pie.worker.stores import PageToStore
+from pie.worker.storing import Storing
 
 log = logging.getLogger("pie.worker.offload")
 
-_STALLED = 0.9
-"""A load that took this part of its time was given up; event loops round to milliseconds."""
 _LEAST_LOAD_S = 0.1
 """A load has this long at least, however fast computing is."""
 _OVERRUN = 2.0
 """How many times its estimate a load may take: rates of a busy machine vary by half."""
+_JUDGED = 0.9
+"""Part of the least time in which a place must have brought nothing, to be left alone."""
 _LEAST_POOL_PAGES = 2
 """Fewer pages are computed: a round trip would cost more than it saves."""
-
-
-class PagePool(Protocol):
-    """What is needed of `pie.pool.client.PoolClient`."""
-
-    async def lookup(
-        self, pages: Many[PageId], *, groups: Many[PageKey], deadline_s: float
-    ) -> list[LookupStatus]:
-        """Say what is known of each page."""
-        ...
-
-    async def load(
-        self, pages: Many[PageId], *, groups: Many[PageKey], deadline_s: float
-    ) -> list[StoredPage | None]:
-        """Return each page, checked, or None where it is a miss."""
-        ...
-
-    async def store(
-        self,
-        headers: Many[PageHeader],
-        payloads: Many[Buffer],
-        *,
-        groups: Many[PageKey],
-        deadline_s: float,
-    ) -> list[PutStatus]:
-        """Offer pages and send those that are wanted."""
-        ...
 
 
 @dataclass(slots=True)
 class LoadCounts:
     """What became of loads."""
 
-    pages: int = 0
     missed: int = 0
-    """Loads that brought nothing."""
+    """Loads that brought nothing to a request that still wanted it."""
     overran: int = 0
     """Loads that were given up because they took too long."""
     paused: int = 0
@@ -129,13 +99,10 @@ class Offload:
         self._put = put
         self._limit_s = limit_s
         self._loop = asyncio.get_running_loop()
+        self._storing = Storing(copies, pool=pool, tiers=tiers)
         # One that waits for the disk must not keep the others waiting.
-        self._copying = concurrent.futures.ThreadPoolExecutor(1, "pie-copy")
-        self._storing = concurrent.futures.ThreadPoolExecutor(1, "pie-store")
-        self._loading = {
-            tier: concurrent.futures.ThreadPoolExecutor(1, f"pie-load-{tier}") for tier in LoadTier
-        }
-        self._is_storing = False
+        self._loading = {tier: SideThread(f"pie-load-{tier}") for tier in LoadTier}
+        self._jobs: set[LoadJob] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.choice = LoadChoice(copies.names.layout.page_tokens)
         self.stalls = {tier: Stalls(tier.value) for tier in LoadTier}
@@ -149,20 +116,21 @@ class Offload:
     def wish(self, sequence: Sequence, compute: Rate) -> int:
         """Return how many pages after its frozen ones a sequence should load; 0 to compute them."""
         runs = self._runs(sequence)
-        sequence.load_decision = None
+        sequence.load_decision = sequence.load_wish = None
         if not runs:
             return 0
-        decision = sequence.load_decision = self.choice.decide(runs, compute)
+        # A recurrent model cannot go on from the middle of what was found for it.
+        decision = self.choice.decide(runs, compute, ahead=self._ahead(), whole=self._has_states)
         chosen = chosen_pages(decision)
-        if self._has_states and 0 < chosen < sum(run.pages for run in runs):
-            # A recurrent model cannot go on from the middle of what was found for it.
-            sequence.load_decision = without_loads(decision)
-            return 0
+        if chosen:
+            sequence.load_wish = decision
+        else:
+            sequence.load_decision = decision
         return chosen
 
     def load(self, sequence: Sequence, compute: Rate) -> None:
         """Fetch the pages that `sequence` has reserved; `LoadEnded` comes when that is over."""
-        decision = sequence.load_decision
+        decision = sequence.load_decision = sequence.load_wish
         assert decision is not None
         state = sequence.working_set.state
         wanted_s = compute.seconds(sequence.missing)
@@ -176,37 +144,49 @@ class Offload:
             wanted_s=min(self._limit_s, max(_LEAST_LOAD_S, wanted_s)),
             limit_s=self._limit_s,
         )
+        self._jobs.add(job)
         self._loop.call_soon_threadsafe(self._spawn_load, job)
 
     def store(self, batch: Many[PageToStore]) -> None:
         """Copy pinned pages to lower tiers and the pool; `StoreEnded` comes when that is over."""
         self._loop.call_soon_threadsafe(self._spawn_store, tuple(batch))
 
-    async def close(self) -> None:
-        """Stop all transfers. The engine must be at rest: nobody is told how they ended."""
+    async def close(self, limit_s: float = CLOSE_S) -> None:
+        """Stop all transfers. The engine must be at rest: copies may still read its pages."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for threads in (self._copying, self._storing, *self._loading.values()):
-            await asyncio.to_thread(threads.shutdown, cancel_futures=True)
+        # One that hangs is left behind at the limit.
+        threads = (*self._storing.threads, *self._loading.values())
+        await asyncio.gather(*(asyncio.to_thread(thread.close, limit_s) for thread in threads))
+
+    def _ahead(self) -> dict[LoadTier, int]:
+        """Return how many pages wait for the thread of each tier."""
+        jobs = list(self._jobs)
+        return {
+            tier: sum(job.waiting_in(tier) for job in jobs)
+            for tier in (LoadTier.HOST, LoadTier.DISK)
+        }
 
     def _runs(self, sequence: Sequence) -> list[Run]:
         """Return where the pages after a sequence's frozen ones can be had."""
-        keys, runs = sequence.working_set.loadable_keys, list[Run]()
+        keys, runs, paused = sequence.working_set.loadable_keys, list[Run](), False
         if self.tiers is not None:
             for run in self.tiers.runs(keys, held=sequence.working_set.frozen):
                 if self.stalls[run.tier].is_paused:
-                    self.counts.paused += 1
-                    return runs
+                    paused = True
+                    if self._has_states:
+                        runs.clear()  # The snapshot is at the end.
+                    break
                 runs.append(run)
-        if runs and self._has_states:
-            return runs
         left = len(keys) - sum(run.pages for run in runs)
-        if self._pool is not None and left >= _LEAST_POOL_PAGES:
-            if self.stalls[LoadTier.POOL].is_paused:
-                self.counts.paused += 1
-            else:
-                runs.append(Run(LoadTier.POOL, left))
+        if self._pool is None or left < _LEAST_POOL_PAGES or (runs and self._has_states):
+            pass
+        elif self.stalls[LoadTier.POOL].is_paused:
+            paused = True
+        else:
+            runs.append(Run(LoadTier.POOL, left))
+        self.counts.paused += paused
         return runs
 
     def _runs_to_load(self, sequence: Sequence, decision: LoadDecision) -> list[RunToLoad]:
@@ -254,57 +234,85 @@ class Offload:
         task.add_done_callback(self._tasks.discard)
 
     async def _run_load(self, job: LoadJob) -> None:
-        for run in job.runs:
-            if job.left_s <= 0 or not job.is_wanted():
-                break
-            before, began_s = job.pages, time.monotonic()
-            if run.tier is LoadTier.POOL:
-                await self._load_from_pool(job, run)
-            else:
-                await self._load_from_tier(job, run)
-            pages, seconds = job.pages - before, time.monotonic() - began_s
-            job.loaded.append(Loaded(run.tier, pages, seconds))
-            self.stalls[run.tier].note(
-                stalled=not pages and job.is_wanted() and seconds >= _STALLED * job.wanted_s
+        try:
+            for run in job.runs:
+                if not job.goes_on():
+                    break
+                before, asked_s = job.pages, time.monotonic()
+                if run.tier is LoadTier.POOL:
+                    began_s: float | None = asked_s
+                    await self._load_from_pool(job, run)
+                else:
+                    began_s = await self._load_from_tier(job, run)
+                pages, ended_s = job.pages - before, time.monotonic()
+                if not pages and job.is_wanted() and job.is_late:
+                    self._gave_up(run.tier, job, asked_s, began_s)
+                turn_s = ended_s if began_s is None else began_s
+                job.loaded.append(Loaded(run.tier, pages, ended_s - turn_s, turn_s - asked_s))
+                if pages < len(run.pages):
+                    break
+        except Exception:
+            log.exception("a load failed")
+        finally:
+            self._jobs.discard(job)
+            pages = job.end()
+            wanted = sum(len(run.pages) for run in job.runs)
+            job.overran = pages < wanted and job.is_late
+            self.counts.missed += not pages and job.is_wanted()
+            self.counts.overran += job.overran
+            self._put(
+                LoadEnded(
+                    job.sequence, pages, job.seconds, job.has_state, tuple(job.loaded), job.overran
+                )
             )
-            if pages < len(run.pages):
-                break
-        pages = job.end()
-        wanted = sum(len(run.pages) for run in job.runs)
-        job.overran = pages < wanted and job.seconds >= _STALLED * job.wanted_s
-        self.counts.pages += pages
-        self.counts.missed += not pages
-        self.counts.overran += job.overran
-        self._put(
-            LoadEnded(
-                job.sequence, pages, job.seconds, job.has_state, tuple(job.loaded), job.overran
-            )
-        )
 
-    async def _load_from_tier(self, job: LoadJob, run: RunToLoad) -> None:
-        """Write pages that lie in host memory or on disk, on a thread."""
-        tiers = self.tiers
+    def _gave_up(self, tier: LoadTier, job: LoadJob, asked_s: float, began_s: float | None) -> None:
+        """Note that a load got nothing from a tier, if that says anything of the tier."""
+        stalls = self.stalls[tier]
+        since_s = max(asked_s, stalls.answered_s) if began_s is None else began_s
+        # What an earlier run left of a load's time may be too short to tell.
+        if time.monotonic() - since_s >= _JUDGED * min(job.wanted_s, _LEAST_LOAD_S):
+            stalls.gave_up(since_s)
+
+    async def _load_from_tier(self, job: LoadJob, run: RunToLoad) -> float | None:
+        """Write pages that lie in host memory or on disk, on a thread; return when it began."""
+        tiers, stalls, asked_s = self.tiers, self.stalls[run.tier], time.monotonic()
         assert tiers is not None
+        began_s: float | None = None
 
         def load() -> None:
+            nonlocal began_s
+            job.begin(asked_s)
+            began_s = time.monotonic()
+            if not job.goes_on():
+                return
             tiers.expect([piece.page for page in run.pages for piece in page.pieces])
             for page in run.pages:
-                if job.left_s <= 0 or not job.is_wanted():
+                if not job.goes_on():
                     break
 
                 def write(parts: Many[StoredPage], page: PageToLoad = page) -> bool:
                     return job.write(page, parts)
 
-                if not tiers.load(page.pieces, write):
+                came = tiers.load(page.pieces, write)
+                if came or not job.is_late:
+                    stalls.answered()
+                if not came:
                     break
 
         loading = self._loop.run_in_executor(self._loading[run.tier], _logged, load)
-        # A disk that hangs keeps its thread; the load ends all the same.
-        await asyncio.wait([loading], timeout=max(0.0, job.left_s))
-        if loading.done():
-            loading.result()
-        else:
-            job.end()
+        while not loading.done():
+            if began_s is not None:
+                left_s = job.left_s
+            else:
+                since_s = max(asked_s, stalls.answered_s)
+                left_s = min(since_s + job.wanted_s, job.write_until_s) - time.monotonic()
+            if left_s <= 0:
+                # A disk that hangs keeps its thread; the load ends all the same.
+                job.end()
+                break
+            await asyncio.wait([loading], timeout=left_s)
+        return began_s
 
     async def _load_from_pool(self, job: LoadJob, run: RunToLoad) -> None:
         """Fetch and write leading pages, group by group. Writing has ended then."""
@@ -312,11 +320,12 @@ class Offload:
             run = await self._up_to_snapshot(job, run, job.state_slot)
         writing: asyncio.Future[None] | None = None
         for start in range(0, len(run.pages), GROUP_PAGES):
-            left_s = job.left_s
-            if left_s <= 0 or not job.is_wanted():
+            if not job.goes_on():
                 break
             pages = run.pages[start : start + GROUP_PAGES]
-            came = await self._fetch(pages, left_s)
+            came = await self._fetch(pages, max(job.left_s, 0.0))
+            if came or not job.is_late:
+                self.stalls[run.tier].answered()
             # The next group is fetched while this one is written.
             if writing is not None:
                 await writing
@@ -372,89 +381,19 @@ class Offload:
         for page, parts in zip(pages, came, strict=True):
             if not job.write(page, parts):
                 break
+            if self.tiers is not None:
+                self.tiers.pool_has(id_of(part.header) for part in parts)
 
     async def _run_store(self, batch: tuple[PageToStore, ...]) -> None:
-        now_s = time.monotonic()
-        # What is copied must be sent too: half of the time for each.
-        copy_until_s, until_s = now_s + self._limit_s / 2, now_s + self._limit_s
-        sent: list[bool] = []
-        kept: list[bool] = []
+        ended = StoreEnded(0, 0)
         try:
-            # Not cut short: as long as the thread copies, the pages must stay pinned.
-            copied = await self._loop.run_in_executor(
-                self._copying, self._read, batch, copy_until_s
-            )
-            sent, kept = await asyncio.gather(
-                self._send(batch, copied, until_s), self._put_below(copied, until_s)
-            )
-        except Exception:
-            log.exception("storing pages failed")
-        taken = kept if self._pool is None else sent
-        self._put(StoreEnded(sum(sent), sum(taken)))
-
-    async def _put_below(self, copied: Many[list[CopiedPart]], until_s: float) -> list[bool]:
-        """Store copied pages in the lower tiers; say of each whether it is there."""
-        tiers = self.tiers
-        if tiers is None or self._is_storing:
-            return []
-        kept: list[bool] = []
-        self._is_storing = True
-
-        def put() -> None:
-            try:
-                for page in copied:
-                    if time.monotonic() > until_s:
-                        break
-                    kept.append(tiers.put(page))
-            finally:
-                self._is_storing = False
-
-        storing = self._loop.run_in_executor(self._storing, _logged, put)
-        # A disk that hangs keeps its thread and these copies, and no other batch comes to it.
-        await asyncio.wait([storing], timeout=max(0.0, until_s - time.monotonic()))
-        return list(kept)
-
-    async def _send(
-        self, batch: Many[PageToStore], copied: Many[list[CopiedPart]], until_s: float
-    ) -> list[bool]:
-        """Offer copied pages to the pool; say of each whether it is there."""
-        left_s = until_s - time.monotonic()
-        if self._pool is None or not copied or left_s <= 0:
-            return []
-        parts = [part for page in copied for part in page]
-        groups = [to.group for to, page in zip(batch, copied, strict=False) for _ in page]
-        try:
-            statuses = iter(
-                await self._pool.store(
-                    [header for header, _ in parts],
-                    [payload for _, payload in parts],
-                    groups=groups,
-                    deadline_s=left_s,
-                )
-            )
-        except Exception:
-            log.exception("storing pages in the pool failed")
-            return []
-        kept = (PutStatus.STORED, PutStatus.HELD, PutStatus.PENDING)
-        return [
-            all(map(kept.__contains__, itertools.islice(statuses, len(page)))) for page in copied
-        ]
-
-    def _parts_of(self, entry: PageToStore) -> tuple[Part, ...]:
-        return (Part.STATE,) if entry.is_state else self._copies.names.layout.attention_parts
+            ended = await self._storing.run(batch, self._limit_s)
+        finally:
+            self._put(ended)
 
     @property
     def _has_states(self) -> bool:
         return Part.STATE in self._copies.names.layout.parts
-
-    def _read(self, batch: tuple[PageToStore, ...], until_s: float) -> list[list[CopiedPart]]:
-        """Copy pages out while there is time: all parts of a page, or none."""
-        copied: list[list[CopiedPart]] = []
-        for entry in batch:
-            if time.monotonic() > until_s:
-                break
-            copied.append(self._copies.copy(entry.slot, entry.page, self._parts_of(entry)))
-        return copied
 
 
 def _logged(work: Callable[[], None]) -> None:

@@ -47,8 +47,10 @@ class Sequence:
     """Tokens that it did not compute because their pages were in device memory."""
     cached_by_load: Counter[LoadTier] = field(default_factory=Counter)
     """Tokens that it did not compute because their pages were loaded, by where they came from."""
+    load_wish: LoadDecision | None = None
+    """A decision to load, until there was room to begin."""
     load_decision: LoadDecision | None = None
-    """What was weighed when it was last decided whether to load."""
+    """What was weighed when it was last decided whether to load; None where that could not begin."""
     awaited: int = 0
     """Tokens that it waits for, because another sequence computes or loads their pages."""
     expected_tokens: int = 0

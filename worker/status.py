@@ -88,7 +88,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     pages_copied_late: Counter[int] = 0
     """Pages that were copied to host memory when they had to leave."""
     pages_lost: Counter[int] = 0
-    """Pages that left device memory for nowhere, because no lower tier had room."""
+    """Pages that left device memory for nowhere: no lower tier had room, the pool took them not."""
     pages_demoted: Counter[int] = 0
     """Parts of pages that host memory handed down to disk."""
     pages_promoted: Counter[int] = 0
@@ -104,7 +104,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     pages_loaded: Counter[dict[str, int]] = {}
     """By the tier that they came from."""
     loads_missed: Counter[int] = 0
-    """Loads that brought nothing."""
+    """Loads that brought nothing to a request that still wanted it."""
     loads_overran: Counter[int] = 0
     """Loads that were given up for computing, because they took longer than estimated."""
     loads_skipped: Counter[int] = 0

@@ -109,6 +109,17 @@ def test_a_victim_goes_to_the_next_tier_and_is_served_from_there(stack: Make) ->
     assert {e.tier for e in cache.index.entries if e.key == sample_key(1)} == {TierKind.POOL_DISK}
 
 
+def test_who_may_not_demote_lets_victims_go_and_the_lower_tier_alone(stack: Make) -> None:
+    one = stack(RamTier(ROOM_FOR_3), RamTier(10 * ROOM_FOR_3, kind=TierKind.POOL_DISK))
+    for number in range(3):
+        one.put(number)
+    header, _ = sample_page(3, PAGE_BYTES)
+    assert isinstance(one.cache.prepare_store(header, may_demote=False), memoryview)
+    one.cache.complete_store(id_of(header), success=False)
+    assert one.holds(0, 1, 2) == [False, True, True]
+    assert (one.cache.counters.evicted, one.cache.counters.demoted) == (1, 0)
+
+
 def test_the_last_tier_evicts_when_it_is_full_too(stack: Make) -> None:
     cache = stack(RamTier(ROOM_FOR_3), RamTier(ROOM_FOR_3, kind=TierKind.POOL_DISK))
     for number in range(8):

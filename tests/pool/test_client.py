@@ -162,6 +162,17 @@ async def test_pages_stored_while_their_home_was_away_are_found(
     assert returned.status().misses, "some groups belong to the one that was away"
 
 
+async def test_and_look_ups_find_them_too(start_node: StartNode, make_client: MakeClient) -> None:
+    await start_node("pool-0")
+    pages = SamplePages(32 * 8, size=100)
+    await pages.store(make_client())
+    await start_node("pool-1")
+    wanted = [*pages.pages, *SamplePages(1, first=9999).pages]
+    groups = [*pages.groups, pages.groups[0]]
+    statuses = await make_client().lookup(wanted, groups=groups, deadline_s=5)
+    assert statuses == [LookupStatus.HIT] * 32 * 8 + [LookupStatus.MISS]
+
+
 async def test_a_page_that_nobody_has_is_asked_of_two_nodes_and_missed_once(
     start_node: StartNode, make_client: MakeClient
 ) -> None:

@@ -174,3 +174,22 @@ def test_many_threads_and_a_mover_refuse_and_lose_nothing(stack: Stack) -> None:
     assert problems == []
     assert stack.cache.counters.promoted > 0
     assert all(stack.reads(first + n) for first in (0, 100, 200, 300) for n in range(60))
+
+
+def test_a_mover_that_a_disk_holds_is_left_behind(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, over = threading.Event(), threading.Event()
+
+    def hang(_page: PageId) -> bool:
+        began.set()
+        return over.wait(60)
+
+    monkeypatch.setattr(stack.cache, "promote", hang)
+    mover = Mover(stack.cache)
+    mover.start()
+    mover.promote_soon(_page(0))
+    assert began.wait(10)
+    assert not mover.close(0.01)
+    over.set()
+    assert mover.close(10)

@@ -66,9 +66,36 @@ def test_a_slow_tier_is_tried_now_and_then() -> None:
     assert tried == ([0] * 15 + [4]) * 2
 
 
+def test_where_a_part_is_of_no_use_it_is_all_or_none() -> None:
+    made = choice(host=10_000, disk=100)
+    assert chosen_pages(made.decide([HOST, DISK], rate(COMPUTE), whole=True)) == 0
+    assert chosen_pages(made.decide([HOST, Run(LoadTier.HOST, 4)], rate(COMPUTE), whole=True)) == 8
+
+
+def test_and_a_slow_pair_is_tried_now_and_then() -> None:
+    made = choice(host=10_000, disk=100)
+    tried = [chosen_pages(made.decide([HOST, DISK], rate(COMPUTE), whole=True)) for _ in range(32)]
+    assert tried == ([0] * 15 + [8]) * 2
+
+
+def test_a_load_costs_what_is_before_it_in_the_queue_as_well() -> None:
+    made = choice(host=10_000)
+    (short,) = made.decide([HOST], rate(COMPUTE), ahead={LoadTier.HOST: 32}).sources
+    (long,) = made.decide([HOST], rate(COMPUTE), ahead={LoadTier.HOST: 40}).sources
+    assert (short.load_ms, short.chosen, long.chosen) == (36, True, False)
+
+
+def test_a_wait_is_told_and_not_learned() -> None:
+    made, came = choice(), Loaded(LoadTier.HOST, 4, 0.02, waited_s=1.0)
+    made.saw(came)
+    assert made.rates[LoadTier.HOST].per_s == pytest.approx(2000)
+    (source,) = with_outcome(made.decide([HOST], rate(COMPUTE)), [came], overran=False).sources
+    assert source.took_ms == pytest.approx(1020)
+
+
 def test_rates_are_learned_by_tier() -> None:
     made = choice()
-    made.saw(LoadTier.DISK, 4, 0.02)
+    made.saw(Loaded(LoadTier.DISK, 4, 0.02))
     assert made.rates[LoadTier.DISK].per_s == pytest.approx(2000)
     assert not made.rates[LoadTier.HOST].is_known
 

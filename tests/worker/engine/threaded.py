@@ -20,9 +20,10 @@ from pie.wire.messages import PutStatus
 from pie.worker.commands import Command, StepReport
 from pie.worker.engine_thread import EngineThread
 from pie.worker.lower_tiers import LowerTiers
-from pie.worker.offload import Offload, PagePool
+from pie.worker.offload import Offload
 from pie.worker.outcome import StepRunner
 from pie.worker.page_copies import PageCopies, PageMemory, PageNames
+from pie.worker.page_pool import PagePool
 from pie.worker.suspended import SuspendedPages
 from tests.worker.engine.driver import Answer, Driver
 

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from concurrent.futures import CancelledError
+
+import pytest
+
+from pie.worker.side_thread import SideThread, within
+
+
+def test_it_does_one_thing_after_another_and_hands_back_what_came() -> None:
+    thread = SideThread("side")
+    done: list[int] = []
+    futures = [thread.submit(done.append, number) for number in range(5)]
+    assert thread.submit(int, "7").result(10) == 7
+    assert done == [0, 1, 2, 3, 4]
+    assert all(future.done() for future in futures)
+    with pytest.raises(ValueError, match="invalid literal"):
+        thread.submit(int, "x").result(10)
+    assert thread.close()
+
+
+def test_one_that_hangs_is_left_behind_and_what_waited_is_given_up() -> None:
+    began, over = threading.Event(), threading.Event()
+    thread = SideThread("side")
+
+    def hang() -> None:
+        began.set()
+        over.wait(60)
+
+    thread.submit(hang)
+    waiting = thread.submit(int)
+    assert began.wait(10)
+    assert not thread.close(0.01)
+    over.set()
+    with pytest.raises(CancelledError):
+        waiting.result(10)
+    with pytest.raises(RuntimeError, match="side has been closed"):
+        thread.submit(int)
+
+
+def test_work_is_left_behind_at_its_limit() -> None:
+    over = threading.Event()
+
+    def hang() -> None:
+        over.wait(60)
+
+    assert not within(0.01, "side", hang)
+    over.set()
+    assert within(10, "side", hang)
+
+
+def test_one_that_hangs_does_not_hold_the_process() -> None:
+    program = (
+        "import threading\n"
+        "from pie.worker.side_thread import SideThread\n"
+        "SideThread('side').submit(threading.Event().wait)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=30)
