@@ -280,7 +280,8 @@ class Cluster:
             raise StartError(f"the index cannot be used: {error}") from error
         if other is not None:
             raise StartError(
-                f"another cluster ({other}) uses this index: set index.key_prefix or index.url"
+                f"another cluster ({other}) uses this index: set index.key_prefix or index.url; "
+                "where it was killed, try again in ten seconds"
             )
 
     def _keep_lease(self) -> None:

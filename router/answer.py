@@ -71,6 +71,8 @@ class Answerer:
         generations: list[Generation] = []
         for index, order in enumerate(orders):
             leader = generations[index - index % choices] if index % choices else None
+            if leader is not None:
+                leader.followers += 1
             generations.append(Generation(f"{request_id}-{index}", index, order, mailbox, leader))
         tasks = [
             asyncio.create_task(self._dispatcher.run(generation)) for generation in generations

@@ -151,6 +151,7 @@ class Dispatcher:
             ignore_eos=order.ignore_eos,
             salt=prefix.salt,
             fork_of=chosen.fork_of,
+            forks=generation.followers if generation.attempts == 1 else 0,
             tenant_tag=tenant_tag(link.record.model_root, prefix.salt, self._secret),
             deadline_s=remaining_s,
         )

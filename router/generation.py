@@ -83,6 +83,8 @@ class Generation:
         self.order = order
         self.mailbox = mailbox
         self.leader = leader
+        self.followers = 0
+        """Choices that this one leads."""
         self.chosen: Chosen | None = None
         """The worker of the present attempt."""
         self.output_ids: array[int] = array("I")

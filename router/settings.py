@@ -25,7 +25,7 @@ class RouterSettings(BaseModel):
     )
     api_token: SecretStr = Field(
         default=SecretStr(""),
-        description="Bearer token that every request but `/health` and `/ready` must carry; empty asks for none.",
+        description="Bearer token that every request but `/health`, `/ready` and `/openapi.json` must carry; empty asks for none.",
     )
     max_in_flight: int = Field(
         default=256,
@@ -58,7 +58,7 @@ class RouterSettings(BaseModel):
         le=1 << 40,
         description="Memory for the bodies of all requests that are being read; past it 429.",
     )
-    max_choices: int = Field(default=16, ge=1, le=1_024, description="Largest `n`.")
+    max_choices: int = Field(default=16, ge=1, le=1_024, description="Largest `n` and `best_of`.")
     max_prompts: int = Field(
         default=64, ge=1, le=65_536, description="Most prompts in one completion request."
     )

@@ -124,6 +124,9 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
     """Request id of one of this router's with the same prompt: this one is forked off it when its
     prompt is computed. Where it is not there, has a token already or has other tokens, this one
     goes its own way."""
+    forks: int = 0
+    """So many requests that are to be forked off this one follow at once: it waits for them a
+    moment."""
     deadline_s: float | None = None
     """Seconds from receipt after which the worker gives the request up."""
 

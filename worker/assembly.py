@@ -6,6 +6,7 @@ sockets and threads (`pie.worker.service`).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -29,6 +30,8 @@ from pie.worker.scheduler import Limits
 from pie.worker.settings import ModelSettings
 from pie.worker.sources import Progress
 from pie.worker.state_table import StateTable
+
+log = logging.getLogger("pie.worker.assembly")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,13 @@ def assemble(settings: ModelSettings, progress: Progress) -> Assembly:
     context_tokens = model.context_tokens
     if model.layout.attention_parts:
         context_tokens = min(context_tokens, arena.num_pages * settings.page_tokens)
+    if context_tokens < model.context_tokens:
+        log.warning(
+            "device_kv_budget holds %d tokens, fewer than the %d that the model may have: longer "
+            "requests are refused",
+            context_tokens,
+            model.context_tokens,
+        )
     return Assembly(
         model=model,
         tokenizer=tokenizer,

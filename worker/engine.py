@@ -51,6 +51,9 @@ from pie.worker.working_set import ForkMemory, WorkingSet
 log = logging.getLogger("pie.worker.engine")
 
 _LONGEST_RETRY_S = 30.0
+_FORKS_COME_S = 0.02
+"""How long a request waits for its forks, which a router sends right behind it: a short prompt is
+computed before they are read."""
 _LEAST_PREFILL = 8
 """Prefill beside decode gets this part of a step's tokens at least, however slow the decode: else
 new requests would wait for the running ones to end."""
@@ -267,8 +270,12 @@ class Engine:
         self._counters.requests += 1
         self._generations[key] = generation
         self._by_number[generation.sequence.number] = generation
+        if command.request.forks > 0:
+            generation.sequence.held_until_s = self._clock() + _FORKS_COME_S
         if parent is not None:
             self._forks.add(parent, generation)
+            if len(self._forks.of(parent)) >= parent.request.forks:
+                parent.sequence.held_until_s = 0.0
 
     def _parent(self, generation: Generation) -> Generation | None:
         """Return what a request is to be forked off; None where it goes its own way."""

@@ -229,6 +229,8 @@ class Scheduler:
         self._admit(now_s)
         chunks: dict[int, Chunk] = {}
         for sequence in list(self._running):
+            if sequence.held_until_s > now_s:
+                continue
             if sequence.state is SequenceState.RUNNING and sequence.missing == 1:
                 self.suspender.resume(sequence, now_s)
                 self._add(chunks, sequence, 1, now_s)
@@ -247,6 +249,9 @@ class Scheduler:
                 continue
             if self._begin_load(sequence, now_s):
                 plan.loads.append(sequence)
+                under_way.update(sequence.working_set.next_keys)
+                continue
+            if sequence.held_until_s > now_s:
                 under_way.update(sequence.working_set.next_keys)
                 continue
             self.suspender.resume(sequence, now_s)

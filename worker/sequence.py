@@ -38,6 +38,8 @@ class Sequence:
     arrived_s: float
     state: SequenceState = SequenceState.WAITING
     load_tried: bool = False
+    held_until_s: float = 0.0
+    """It runs nothing before then, because forks of it are on their way."""
     admitted_s: float | None = None
     """When it first got a place among the running."""
     load_s: float = 0.0

@@ -258,8 +258,8 @@ class WorkerService:
         tiers = open_tiers(
             self._place,
             copies,
-            host_bytes=settings.host_kv_budget - kept,
-            disk_bytes=settings.disk_kv_budget,
+            host_bytes=int(settings.host_kv_budget) - kept,
+            disk_bytes=int(settings.disk_kv_budget),
             disk_path=settings.disk_kv_path,
             keep_bad_pages=settings.keep_bad_pages,
             secret=self._secret,

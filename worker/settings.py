@@ -49,7 +49,7 @@ class ModelSettings(BaseModel):
         ge=2,
         le=1 << 30,
         description="Longest sequence, prompt and output together; by default, and at most, what "
-        "the model was made for. A model that names no limit, as pure recurrent ones do, takes any; "
+        "the model was made for and what `device_kv_budget` holds. A model that names no limit, as pure recurrent ones do, takes any; "
         "its default is 32768.",
     )
     page_tokens: int = Field(default=16, ge=1, le=1024, description="Tokens in a page.")

@@ -204,6 +204,25 @@ def test_a_prompt_of_many_choices_is_computed_once(driver: Driver) -> None:
     assert [one.cached.device for one in answers] == [0, 22, 22, 22]
 
 
+def test_a_short_prompt_waits_a_moment_for_the_forks_that_are_announced(driver: Driver) -> None:
+    first = driver.submit(range(6), 5, request_id="w-0", forks=2)
+    assert not driver.step()
+    second = driver.submit(range(6), 5, request_id="w-1", fork_of="w-0")
+    assert not driver.step()
+    third = driver.submit(range(6), 5, request_id="w-2", fork_of="w-0")
+    assert driver.step()
+    driver.run()
+    assert driver.engine.status.forks == 2
+    assert first.token_ids == second.token_ids == third.token_ids == toy_answer(range(6), 5)
+
+
+def test_but_no_longer_than_that(driver: Driver) -> None:
+    first = driver.submit(range(6), 5, forks=2)
+    driver.now_s += 1.0
+    driver.run()
+    assert first.token_ids == toy_answer(range(6), 5)
+
+
 def test_choices_draw_by_themselves_from_the_first_token_on(driver: Driver) -> None:
     prompt = list(range(3, 25))
     answers = []

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from transformers import PreTrainedModel
 
@@ -16,7 +17,7 @@ from pie.index.settings import IndexSettings
 from pie.page.events import Part, PlaceId, Tier, part_bit
 from pie.page.key import page_keys
 from pie.tokens.tokenizer import Tokenizer
-from pie.wire.figures import kinds
+from pie.wire.figures import kinds, report
 from pie.wire.messages import AskStatus, FinishReason, Generate, Lookup, RefusalCode, StatusReport
 from pie.worker.batch import Batch, StepOutput
 from pie.worker.service import WorkerService
@@ -357,6 +358,9 @@ async def test_pages_on_disk_survive_a_restart_and_are_announced_again(
     await until(is_known)
     fed = await (await places.asker(second)).ask(PROMPT, 16)
     assert fed.token_ids == made.token_ids
+    # What it says of itself must be fit to travel.
+    told = report("r", second.record.place, second.record.epoch, "serving", second.status())
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(told), type=StatusReport) == told
     expect(reference, PROMPT, fed)
     assert fed.cached.disk == len(PROMPT) // PAGE * PAGE
     status = second.status()

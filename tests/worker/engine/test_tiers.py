@@ -385,10 +385,10 @@ async def test_a_sequence_that_yields_goes_on_from_where_it_was(workers: Workers
     assert status.preemptions > 0
     assert status.suspended == status.preemptions
     assert status.suspended_bytes == 0
-    # On a busy machine a page may be lost on its way down; then its sequence computes it again.
-    if status.resumed == status.suspended:
-        made = sum(batch.tokens for batch in worker.runner.batches)
-        assert made == sum(len(prompt) + 21 for prompt in asked), "nothing was computed twice"
+    # The room for a load may be made by evicting what comes right after it: a page at most.
+    made = sum(batch.tokens for batch in worker.runner.batches)
+    once = sum(len(prompt) + 21 for prompt in asked)
+    assert once <= made <= once + PAGE * status.preemptions
 
 
 async def test_without_room_for_its_last_page_that_is_computed_again(workers: Workers) -> None:
