@@ -12,6 +12,7 @@ keeps its place in the table until its file is gone, so that nobody writes the s
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import threading
 import time
@@ -441,6 +442,8 @@ class DiskTier:
         return True
 
     def _failed(self, folder: Folder, error: OSError, doing: str) -> None:
+        if error.errno == errno.ENOENT and doing != "load" and not folder.is_there:
+            error = OSError(errno.ENODEV, "somebody has removed the folder")
         if not folder.health.failed(error, doing):
             return
         # All that lies there is lost; its bytes stay counted, because nobody can say.

@@ -132,6 +132,11 @@ class Folder:
             self._syncer = Syncer(self._files, lambda _, error: self._sync_failed(error))
         return True
 
+    @property
+    def is_there(self) -> bool:
+        """Whether what `open` made is still there."""
+        return self._temp.is_dir() and self.packs.path.is_dir()
+
     def scan(self) -> Iterator[FoundPage]:
         """Find the pages that are there, by their headers alone; bad ones are taken away.
 

@@ -49,8 +49,8 @@ class Gate:
         """
         if sequences > self._most:
             raise invalid(
-                f"n: {sequences} sequences for one request are more than the {self._most} that "
-                "this router carries at once (router.max_in_flight)",
+                f"{sequences} sequences for one request (its prompts times n or best_of) are more "
+                f"than the {self._most} that this router carries at once (router.max_in_flight)",
                 "n",
             )
         if self._draining:

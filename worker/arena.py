@@ -76,7 +76,8 @@ class Arena:
         if num_pages < 1 and layout.attention_parts:
             raise NotEnoughMemory(
                 f"one page of this model takes {layout.page_bytes} bytes, more than the budget: "
-                "raise [model] device_kv_budget or lower page_tokens"
+                "raise [model] device_kv_budget, or lower page_tokens or, in a recurrent model, "
+                "state_share"
             )
         if state_slots < LEAST_STATE_SLOTS and layout.state_bytes:
             raise NotEnoughMemory(

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import logging
+import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -320,4 +321,24 @@ def test_a_tier_without_any_folder_that_works_is_one_of_misses(tmp_path: Path) -
     tier.open()
     assert tier.prepare_store(sample_page(1)[0]) is LookupStatus.MISS
     assert list(tier.pages()) == []
+    tier.close()
+
+
+@pytest.mark.parametrize("size", [SMALL, LARGE])
+def test_a_folder_that_somebody_removes_is_off_and_its_pages_are_gone(
+    tmp_path: Path, size: int
+) -> None:
+    lost: list[None] = []
+    tier = DiskTier([tmp_path / "kv"], 64 << 20, on_lost=lambda: lost.append(None))
+    tier.open()
+    fill(tier, 8, size)
+    shutil.rmtree(tmp_path / "kv")
+    header, payload = sample_page(100, size)
+    room = tier.prepare_store(header)
+    assert isinstance(room, memoryview)
+    room[:] = payload
+    assert not tier.complete_store(id_of(header), success=True)
+    assert tier.folder_states()["off"] == 1
+    assert not list(tier.pages())
+    assert lost
     tier.close()
