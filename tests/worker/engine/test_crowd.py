@@ -158,3 +158,26 @@ def test_a_crowd_on_few_pages_all_finishes(seed: int) -> None:
     crowd.serve(arrivals)
     assert crowd.world.scheduler.preemptions
     assert crowd.loaded
+
+
+@pytest.mark.parametrize("slots", [0, 12])
+def test_two_hundred_at_once_on_few_pages_all_finish_and_begin_in_the_order_they_came(
+    slots: int,
+) -> None:
+    chance = random.Random(7)
+    world = World(
+        pages=40,
+        max_running=8,
+        max_waiting=200,
+        step_tokens=64,
+        prefill_tokens=16,
+        slots=slots,
+    )
+    for _ in range(200):
+        shared = [chance.randrange(4)] * chance.randrange(60)
+        world.submit([*shared, *range(10, 11 + chance.randrange(30))], chance.randrange(1, 40))
+    world.run(limit=20_000)
+    assert not any(world.left.values())
+    began = [one.admitted_s for one in world.sequences]
+    assert began == sorted(began, key=lambda at: at or 0.0)
+    assert world.scheduler.preemptions

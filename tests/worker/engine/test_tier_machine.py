@@ -114,7 +114,7 @@ class TieredWorld(World):
 
 
 class TierMachine(RuleBasedStateMachine):
-    """Conversations under pressure, with cancels, lost pages and restarts.
+    """Conversations under pressure, with forks, cancels, lost pages and restarts.
 
     The world asserts at every step that each slot that a sequence reads holds its token.
     """
@@ -195,6 +195,13 @@ class TierMachine(RuleBasedStateMachine):
     def end_load(self, data: st.DataObject, most: int) -> None:
         at = data.draw(st.integers(0, len(self.world.loading) - 1))
         self.world.end_load(self.world.loading[at], most)
+
+    @rule(data=st.data(), outputs=st.integers(1, 14))
+    def fork(self, data: st.DataObject, outputs: int) -> None:
+        running = [one for one in self.world.sequences if one.state is SequenceState.RUNNING]
+        if running:
+            parent = running[data.draw(st.integers(0, len(running) - 1))]
+            self.world.fork(parent, outputs)
 
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:

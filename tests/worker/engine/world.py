@@ -71,6 +71,24 @@ class World:
         self.made[sequence.number] = 0
         return sequence
 
+    def fork(self, parent: Sequence, outputs: int) -> Sequence:
+        """Begin a sequence as a fork of one that runs, or as one of its own where there is no room."""
+        sequence = Sequence(len(self.sequences), parent.working_set.twin(), self.now_s)
+        self.sequences.append(sequence)
+        assert self.scheduler.submit_fork(sequence)
+        self.left[sequence.number] = outputs
+        self.made[sequence.number] = 0
+        self.scheduler.fork(parent, sequence, self, self.now_s)
+        return sequence
+
+    def copy(self, source_id: int, target_id: int) -> None:
+        for slot in range(PAGE):
+            if (source_id, slot) in self.memory:
+                self.memory[target_id, slot] = self.memory[source_id, slot]
+
+    def copy_state(self, source_slot: int, target_slot: int) -> None:
+        self.state_memory[target_slot] = self.state_memory[source_slot]
+
     def plan(self) -> StepPlan:
         self.now_s += 1
         self.last = self.scheduler.plan(self.now_s, prefill_tokens=self.prefill_tokens)
