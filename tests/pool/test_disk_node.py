@@ -43,13 +43,9 @@ async def test_what_has_no_room_in_ram_goes_to_disk_and_comes_back(
     client = make_client()
     pages = SamplePages(100, size=40_000)
     assert set(await pages.store(client)) == {PutStatus.STORED}
-
-    async def have_left() -> bool:
-        # Pages that are being moved count as demoted first.
-        status = node.status()
-        return status.evicted == status.demoted > 70
-
-    await until(have_left)
+    status = node.status()
+    # A page that is used meanwhile stays, and one that is being moved counts as demoted first.
+    assert status.demoted >= status.evicted > 60
     assert await pages.hits(client) == [True] * 100
     status = node.status()
     assert status.tier_used_bytes["pool_ram"] <= 1 << 20
