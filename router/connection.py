@@ -133,6 +133,7 @@ class Connection(HttpToolsProtocol):
             _disconnect(self._running)
         super().connection_lost(exc)
 
+    # uvicorn states None; asyncio closes the connection unless it is told True.
     def eof_received(self) -> bool:  # type: ignore[override]
         """Learn that the client sends no more; it may still listen, or be gone altogether."""
         if self.transport.is_closing():
