@@ -23,7 +23,10 @@ from pie.policies.errors import PolicyError
 from pie.policies.lru import LruRetention
 from pie.policies.retention import RetentionPolicy
 from pie.policies.routing import RoutingPolicy
+from pie.policies.routing_affinity import ConsistentHashRouting, PrefixAffinityRouting
 from pie.policies.routing_cost import CostRouting
+from pie.policies.routing_plain import LeastLoadedRouting, PowerOfTwoRouting, RoundRobinRouting
+from pie.policies.routing_weighted import WeightedRouting
 
 
 class PolicyKind(enum.StrEnum):
@@ -35,7 +38,15 @@ class PolicyKind(enum.StrEnum):
 
 BUILTIN: Mapping[PolicyKind, Mapping[str, type[RetentionPolicy] | type[RoutingPolicy]]] = {
     PolicyKind.RETENTION: {"lru": LruRetention},
-    PolicyKind.ROUTING: {"cost": CostRouting},
+    PolicyKind.ROUTING: {
+        "cost": CostRouting,
+        "round-robin": RoundRobinRouting,
+        "least-loaded": LeastLoadedRouting,
+        "power-of-two": PowerOfTwoRouting,
+        "prefix-affinity": PrefixAffinityRouting,
+        "consistent-hash": ConsistentHashRouting,
+        "weighted": WeightedRouting,
+    },
 }
 """Classes of the built-in policies by name."""
 

@@ -6,11 +6,16 @@ Covers the contract and the views it sees. Does not cover where the views come f
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from pie.page.events import PlaceId
+from pie.page.key import PageKey
+
+_SLOWEST_TOKENS_PER_S = 1.0
+"""What a rate counts as that is not known yet or makes no sense."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +26,9 @@ class RequestView:
     prompt_tokens: int
     page_tokens: int
     session: str | None = None
+    """The conversation that it belongs to, as its client names it."""
+    keys: Sequence[PageKey] = ()
+    """Names of the prompt's full pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +46,32 @@ class WorkerView:
     """Tokens that the worker would fetch, by tier: `host`, `disk`, `pool`."""
     queued_tokens: int = 0
     """Prompt tokens ahead of this request: waiting or in prefill."""
+    waiting: int = 0
+    """Requests ahead of this one that have no token yet."""
     running: int = 0
     """Sequences in decode."""
     prefill_tokens_per_s: float = 1000.0
     load_tokens_per_s: Mapping[str, float] = field(default_factory=dict)
     decode_step_ms: float = 50.0
+    free_share: float = 1.0
+    """How much of its device memory is free or only kept for later, from 0 to 1."""
+    has_session: bool = False
+    """Whether it took the latest request of the same conversation."""
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that it has."""
+        return self.waiting + self.running
+
+    @property
+    def held_tokens(self) -> int:
+        """Tokens of the prompt that it would not compute, wherever they are."""
+        return self.device_tokens + sum(self.loads.values())
+
+    @property
+    def wait_ms(self) -> float:
+        """How long the prompts ahead take, in milliseconds."""
+        return max(self.queued_tokens, 0) * 1000 / divisible(self.prefill_tokens_per_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +88,42 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The worker that takes the request, and every candidate's cost, best first."""
+    """The worker that takes the request, and why."""
 
     place: PlaceId
-    costs: tuple[Cost, ...]
+    costs: tuple[Cost, ...] = ()
+    """Every candidate's cost, best first; empty where the policy weighs no times."""
 
 
 class RoutingPolicy(Protocol):
-    """Chooses a worker for a request."""
+    """Chooses a worker for a request. Every router has its own, and asks it from one thread."""
 
     def choose(self, request: RequestView, workers: Sequence[WorkerView]) -> Choice:
-        """Return the worker for `request`. `workers` is never empty; nothing is changed."""
+        """Return the worker for `request`. `workers` is never empty, and in no order."""
         ...
+
+
+def divisible(tokens_per_s: float) -> float:
+    """Return a rate that can be divided by."""
+    # In this order a NaN is the slowest too.
+    return max(_SLOWEST_TOKENS_PER_S, tokens_per_s)
+
+
+def lot(request_id: str, place: str) -> bytes:
+    """Return a place's lot in a draw for a request: any router draws alike, and places in turn."""
+    text = f"{request_id}/{place}".encode(errors="surrogatepass")
+    return hashlib.blake2b(text, digest_size=8).digest()
+
+
+def by_load(request: RequestView, worker: WorkerView) -> tuple[float, int, bool, bytes, str]:
+    """Return what to sort by so that the worker that can begin soonest comes first.
+
+    Of equally busy ones the one that has the conversation does, and else the lot decides.
+    """
+    return (
+        worker.wait_ms,
+        worker.in_flight,
+        not worker.has_session,
+        lot(request.request_id, worker.place),
+        worker.place,
+    )

@@ -10,12 +10,18 @@ sequences that it decodes meanwhile.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 
 from pie.page.events import PlaceId
-from pie.policies.routing import Choice, Cost, RequestView, WorkerView
+from pie.policies.routing import (
+    Choice,
+    Cost,
+    RequestView,
+    WorkerView,
+    by_load,
+    divisible,
+)
 
 MISS_WEIGHT = 5.0
 """How much more a missing token counts than its own prefill: its page will displace another,
@@ -28,27 +34,41 @@ DECODE_SHARE = 0.02
 step: SmolLM2-135M decodes 19 tok/s alone (53 ms a step) and 230 tok/s at batch 16 (70 ms), 2 % for
 each more."""
 
-_SLOWEST_TOKENS_PER_S = 1.0
-"""What a rate counts as that is not known yet or makes no sense."""
+SESSION_SHARE = 0.02
+"""A conversation stays where it was unless another worker costs less by more than this share: rates
+are not known better."""
 
 
 class CostRouting:
-    """Least estimated time to first token; a tie goes to the less loaded worker.
+    """Least estimated time to first token; a tie goes to the conversation's worker, or the less loaded.
+
+    A prefix that many want spreads by itself: once the queue at its holder takes longer than the prefill
+    of the prefix counts elsewhere, the next request goes elsewhere and leaves a copy there.
 
     Args:
         miss_weight: How much more a missing token counts than its own prefill.
         decode_share: What a sequence in decode adds to a step, as a share of it.
+        session_share: How much more, as a share, the worker of a conversation's latest request may cost
+            than the best one.
     """
 
     def __init__(
-        self, *, miss_weight: float = MISS_WEIGHT, decode_share: float = DECODE_SHARE
+        self,
+        *,
+        miss_weight: float = MISS_WEIGHT,
+        decode_share: float = DECODE_SHARE,
+        session_share: float = SESSION_SHARE,
     ) -> None:
-        if not (math.isfinite(miss_weight) and miss_weight >= 0):
-            raise ValueError("miss_weight must be a number of at least 0")
-        if not (math.isfinite(decode_share) and decode_share >= 0):
-            raise ValueError("decode_share must be a number of at least 0")
+        for name, value in (
+            ("miss_weight", miss_weight),
+            ("decode_share", decode_share),
+            ("session_share", session_share),
+        ):
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name} must be a number of at least 0")
         self._miss_weight = miss_weight
         self._decode_share = decode_share
+        self._session_share = session_share
 
     def choose(self, request: RequestView, workers: Sequence[WorkerView]) -> Choice:
         """Return the worker for `request`, and every candidate's cost, best first.
@@ -57,15 +77,13 @@ class CostRouting:
         """
         ranked = sorted(
             ((self.cost(request, worker), worker) for worker in workers),
-            key=lambda pair: (
-                pair[0].total_ms,
-                pair[1].queued_tokens,
-                pair[1].running,
-                # Equals share requests evenly, and any router decides alike.
-                _lot(request.request_id, pair[1].place),
-                pair[1].place,
-            ),
+            key=lambda pair: (pair[0].total_ms, by_load(request, pair[1])),
         )
+        least_ms = ranked[0][0].total_ms
+        for at, (cost, worker) in enumerate(ranked):
+            if worker.has_session and cost.total_ms <= least_ms * (1 + self._session_share):
+                ranked.insert(0, ranked.pop(at))
+                break
         return Choice(
             place=PlaceId(ranked[0][1].place),
             costs=tuple(cost for cost, _ in ranked),
@@ -77,17 +95,17 @@ class CostRouting:
         Pages that load slower than they are computed, or at a rate not known yet, count as missing:
         the worker computes them.
         """
-        ms_per_token = 1000 / _rate(worker.prefill_tokens_per_s)
+        ms_per_token = 1000 / divisible(worker.prefill_tokens_per_s)
         # A fully held prompt computes its last token all the same.
         missing = max(request.prompt_tokens - worker.device_tokens, 1)
         load_ms = 0.0
         for tier, tokens in worker.loads.items():
             loaded = min(max(tokens, 0), missing - 1)
-            load_ms_per_token = 1000 / _rate(worker.load_tokens_per_s.get(tier, 0.0))
+            load_ms_per_token = 1000 / divisible(worker.load_tokens_per_s.get(tier, 0.0))
             if load_ms_per_token < ms_per_token:
                 load_ms += loaded * load_ms_per_token
                 missing -= loaded
-        wait_ms = max(worker.queued_tokens, 0) * ms_per_token
+        wait_ms = worker.wait_ms
         prefill_ms = missing * ms_per_token
         decode_share_ms = max(worker.running, 0) * worker.decode_step_ms * self._decode_share
         return Cost(
@@ -98,16 +116,3 @@ class CostRouting:
             prefill_ms=prefill_ms,
             decode_share_ms=decode_share_ms,
         )
-
-
-def _rate(tokens_per_s: float) -> float:
-    """Return a rate that can be divided by."""
-    if not tokens_per_s >= _SLOWEST_TOKENS_PER_S:  # also a NaN
-        return _SLOWEST_TOKENS_PER_S
-    return tokens_per_s
-
-
-def _lot(request_id: str, place: PlaceId) -> bytes:
-    """Return a place's lot in the draw among equals."""
-    text = f"{request_id}/{place}".encode(errors="surrogatepass")
-    return hashlib.blake2b(text, digest_size=8).digest()

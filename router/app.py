@@ -211,7 +211,7 @@ class RouterApp:
                 stop_token_ids=tuple(body.stop_token_ids or ()),
                 ignore_eos=bool(body.ignore_eos),
                 param=shaper.content_field,
-                session=body.session_id,
+                session=body.session,
                 only_place=place,
                 arrived_s=arrived_s,
             )

@@ -8,8 +8,10 @@ policy is shown, and containing a policy that fails. Does not cover the policies
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from pie.index.contract import IndexReader, PlaceRecord
 from pie.index.runs import MaskRun
@@ -19,7 +21,7 @@ from pie.page.layout import usable_run
 from pie.policies.containing import is_own
 from pie.policies.routing import Choice, RequestView, RoutingPolicy, WorkerView
 from pie.policies.routing_cost import CostRouting
-from pie.router.link import WorkerLink
+from pie.router.books import WorkerBooks
 from pie.router.metrics import RouterMetrics
 from pie.router.prefix import Prefix
 from pie.router.rates import FleetRates
@@ -29,6 +31,8 @@ log = logging.getLogger("pie.router.choice")
 _Segments = Sequence[tuple[PartMask, int]]
 _NEAREST = ((Tier.HOST, "host"), (Tier.DISK, "disk"))
 _DEVICE = 1 << Tier.DEVICE
+_MOST_SESSIONS = 65_536
+"""Conversations of which it is remembered where they are: the latest ones, some 10 MB."""
 _HOP_PAGES = 64
 """Pages asked for where a run goes on at another pool node: two of the groups that nodes keep."""
 
@@ -46,11 +50,15 @@ class Held:
         return self.device_pages + sum(self.load_pages.values())
 
 
+Link = TypeVar("Link", bound=WorkerBooks)
+"""What a worker is to the caller."""
+
+
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class Chosen(Generic[Link]):
     """A worker, and what the choice was made from."""
 
-    link: WorkerLink
+    link: Link
     prefix: Prefix
     """What it was chosen for."""
     keys: Sequence[PageKey]
@@ -76,19 +84,23 @@ class Chooser:
         self._fallback = CostRouting()
         self._policy: RoutingPolicy = policy or self._fallback
         self._metrics = metrics
+        self._sessions: OrderedDict[tuple[str | None, str], PlaceId] = OrderedDict()
+        """Where the latest request of each conversation went, by salt and name."""
 
     def choose(
         self,
         request_id: str,
         prefix: Prefix,
-        links: Sequence[WorkerLink],
+        links: Sequence[Link],
         *,
         session: str | None,
-    ) -> Chosen:
+    ) -> Chosen[Link]:
         """Return the worker for a prompt. `links` is never empty."""
         runs_by_root: dict[tuple[RootKey, int], _Runs] = {}
         tokens = len(prefix.ids)
-        views: dict[PlaceId, tuple[WorkerView, WorkerLink]] = {}
+        views: dict[PlaceId, tuple[WorkerView, Link]] = {}
+        conversation = None if session is None else (prefix.salt, session)
+        latest = None if conversation is None else self._sessions.get(conversation)
         rates = FleetRates(link.rates for link in links)
         for link in links:
             record = link.record
@@ -97,12 +109,17 @@ class Chooser:
             if root not in runs_by_root:
                 runs_by_root[root] = _Runs(self._index, prefix.keys(*root))
             held = runs_by_root[root].held(link)
-            views[record.place] = (view(link, held, tokens, rates), link)
-        page_tokens = links[0].record.page_tokens
+            views[record.place] = (
+                view(link, held, tokens, rates, has_session=record.place == latest),
+                link,
+            )
+        (_, page_tokens), runs = next(iter(runs_by_root.items()))
         choice = self._decide(
-            RequestView(request_id, tokens, page_tokens, session),
+            RequestView(request_id, tokens, page_tokens, session, runs.keys),
             [view for view, _ in views.values()],
         )
+        if conversation is not None:
+            self._remember(conversation, choice.place)
         chosen, link = views[choice.place]
         assert link.record.model_root is not None
         return Chosen(
@@ -112,6 +129,12 @@ class Chooser:
             min(chosen.device_tokens + sum(chosen.loads.values()), tokens - 1),
             choice,
         )
+
+    def _remember(self, conversation: tuple[str | None, str], place: PlaceId) -> None:
+        self._sessions[conversation] = place
+        self._sessions.move_to_end(conversation)
+        if len(self._sessions) > _MOST_SESSIONS:
+            self._sessions.popitem(last=False)
 
     def _decide(self, request: RequestView, workers: Sequence[WorkerView]) -> Choice:
         """Ask the policy; where it fails, the built-in answers."""
@@ -140,7 +163,7 @@ class _Runs:
         self._runs = index.matches(keys) if keys else {}
         self._pool = self._pooled(index, places)
 
-    def held(self, link: WorkerLink) -> Held:
+    def held(self, link: WorkerBooks) -> Held:
         """Return what `link`'s worker could use."""
         record = link.record
         own = self._runs.get(record.place, ())
@@ -182,7 +205,14 @@ class _Runs:
             runs = index.matches(self.keys[at : at + asked])
 
 
-def view(link: WorkerLink, held: Held, prompt_tokens: int, rates: FleetRates) -> WorkerView:
+def view(
+    link: WorkerBooks,
+    held: Held,
+    prompt_tokens: int,
+    rates: FleetRates,
+    *,
+    has_session: bool = False,
+) -> WorkerView:
     """Return what a policy is shown of a worker."""
     page_tokens = link.record.page_tokens
     return WorkerView(
@@ -190,12 +220,15 @@ def view(link: WorkerLink, held: Held, prompt_tokens: int, rates: FleetRates) ->
         device_tokens=min(held.device_pages * page_tokens, prompt_tokens),
         loads={tier: pages * page_tokens for tier, pages in held.load_pages.items()},
         queued_tokens=link.queued_tokens,
+        waiting=link.waiting,
         running=link.decoding,
         prefill_tokens_per_s=rates.prefill_tokens_per_s(link.rates),
         load_tokens_per_s={
             tier: rates.load_tokens_per_s(link.rates, tier) for tier in held.load_pages
         },
         decode_step_ms=link.decode_step_ms,
+        free_share=link.free_share,
+        has_session=has_session,
     )
 
 

@@ -16,10 +16,11 @@ import logging
 import time
 from collections.abc import Sequence
 
+from pie.router.books import Running
 from pie.router.choice import Chooser, Chosen
 from pie.router.errors import ApiError, invalid, overloaded, server_error, unavailable
 from pie.router.generation import Ending, Generation
-from pie.router.link import Running, WorkerLink
+from pie.router.link import WorkerLink
 from pie.router.metrics import RouterMetrics
 from pie.router.settings import RouterSettings
 from pie.router.tenant import tenant_tag
@@ -98,7 +99,9 @@ class Dispatcher:
             failures += ending is Ending.FAILED
         raise self._gave_up(generation)
 
-    async def _pick(self, generation: Generation, tried: set[WorkerLink]) -> Chosen | None:
+    async def _pick(
+        self, generation: Generation, tried: set[WorkerLink]
+    ) -> Chosen[WorkerLink] | None:
         """Return the worker for the next attempt; None where there is none.
 
         A request that lost its worker waits a while for one to come back, and a client that has
@@ -133,7 +136,7 @@ class Dispatcher:
             and order.only_place in (None, link.record.place)
         ]
 
-    async def _attempt(self, generation: Generation, chosen: Chosen) -> Ending:
+    async def _attempt(self, generation: Generation, chosen: Chosen[WorkerLink]) -> Ending:
         """Send it to one worker and wait for the end."""
         order, link, prefix = generation.order, chosen.link, chosen.prefix
         assert link.record.model_root is not None
@@ -234,7 +237,7 @@ class Dispatcher:
         return unavailable(f"No worker for {order.model.name} is there.", retry_after_s)
 
 
-def _with_leader(generation: Generation, links: Sequence[WorkerLink]) -> Chosen | None:
+def _with_leader(generation: Generation, links: Sequence[WorkerLink]) -> Chosen[WorkerLink] | None:
     """Return the worker that is computing its prompt for another choice; None where none is."""
     leader = generation.leader
     if leader is None or generation.attempts or leader.first_token_s is not None:

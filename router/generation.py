@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from pie.page.events import PlaceId
 from pie.router.choice import Chosen
+from pie.router.link import WorkerLink
 from pie.router.mailbox import Mailbox
 from pie.router.models import ServedModel
 from pie.router.prefix import Prefix
@@ -85,7 +86,7 @@ class Generation:
         self.leader = leader
         self.followers = 0
         """Choices that this one leads."""
-        self.chosen: Chosen | None = None
+        self.chosen: Chosen[WorkerLink] | None = None
         """The worker of the present attempt."""
         self.output_ids: array[int] = array("I")
         self.texts: list[str] = []

@@ -1,30 +1,24 @@
-"""One worker as a router sees it: the connection, what runs there, and how fast it is.
+"""The connection to one worker.
 
-Covers connecting, handing deltas to the attempts that they belong to, bookkeeping of tokens ahead
-and prefixes in the making, and rates learned from answers. Does not cover which workers there are
-(`pie.router.workers`) or which one is chosen (`pie.router.choice`).
+Covers connecting, and handing deltas to the attempts that they belong to. Does not cover what is
+known of its load (`pie.router.books`), which workers there are (`pie.router.workers`) or which one is
+chosen (`pie.router.choice`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections import Counter
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 from pie.index.contract import PlaceRecord
-from pie.page.key import PageKey
 from pie.router.asking import ask_status
-from pie.router.rates import Rates
+from pie.router.books import Running, WorkerBooks
 from pie.wire import Buffer, WireClient, WireError, WireSettings, WireTimeout
 from pie.wire.address import check_address
 from pie.wire.messages import (
     Cancel,
     Generate,
-    Load,
     Message,
     Refused,
     StatusReport,
@@ -35,39 +29,10 @@ from pie.wire.messages import (
 log = logging.getLogger("pie.router.link")
 
 _RECONNECT_S = 0.5
-_LOAD_FRESH_S = 3.0
-"""A load report says nothing of other routers' requests after so long without a newer one."""
-_DECODE_STEP_MS = 50.0
 
 
-class AttemptSink(Protocol):
-    """Takes what a worker says about one attempt. Nothing here may block."""
-
-    def on_delta(self, delta: TokenDelta) -> None:
-        """Take new tokens; the last delta has a finish reason."""
-
-    def on_refused(self, refused: Refused) -> None:
-        """Learn that the worker does not carry it out."""
-
-    def on_gone(self) -> None:
-        """Learn that the worker is gone."""
-
-
-@dataclass(eq=False, slots=True)
-class Running:
-    """What an attempt counts for at its worker."""
-
-    sink: AttemptSink
-    keys: Sequence[PageKey]
-    """The prompt's pages: held there, or in the making."""
-    new_tokens: int
-    """Prompt tokens that the worker was expected to compute."""
-    prompt_tokens: int
-    started: bool = False
-
-
-class WorkerLink:
-    """The connection to one start of one worker.
+class WorkerLink(WorkerBooks):
+    """The connection to one start of one worker, and the books about it.
 
     Args:
         record: The worker's record; a new start of it gets a new link.
@@ -75,18 +40,11 @@ class WorkerLink:
     """
 
     def __init__(self, record: PlaceRecord, settings: WireSettings | None = None) -> None:
-        self.record = record
-        self.load: Load | None = None
-        self.rates = Rates()
-        self.inflight_keys: Counter[PageKey] = Counter()
+        super().__init__(record)
         self.retired = False
         """Whether its record is gone: what runs goes on, nothing new comes."""
         self._settings = settings
         self._client: WireClient | None = None
-        self._load_at_s = 0.0
-        self._queued_tokens = 0
-        self._decoding = 0
-        self._running: dict[str, Running] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -100,32 +58,6 @@ class WorkerLink:
             and client.is_up
             and client.epoch == self.record.epoch
         )
-
-    @property
-    def running(self) -> int:
-        """Attempts of this router that run there."""
-        return len(self._running)
-
-    @property
-    def queued_tokens(self) -> int:
-        """Prompt tokens that wait there, whoever sent them."""
-        reported = 0
-        if self.load is not None and time.monotonic() - self._load_at_s < _LOAD_FRESH_S:
-            reported = self.load.waiting_tokens
-        return max(self._queued_tokens, reported)
-
-    @property
-    def decoding(self) -> int:
-        """Sequences in decode there, whoever sent them."""
-        reported = 0
-        if self.load is not None and time.monotonic() - self._load_at_s < _LOAD_FRESH_S:
-            reported = self.load.running
-        return max(self._decoding, reported)
-
-    @property
-    def decode_step_ms(self) -> float:
-        """Reported, else a guess."""
-        return self.load.step_ms if self.load and self.load.step_ms > 0 else _DECODE_STEP_MS
 
     def start(self) -> None:
         """Begin to connect; `usable` says when that is done.
@@ -158,18 +90,16 @@ class WorkerLink:
         client = self._client
         if client is None:
             raise WireTimeout("not connected")
-        self._running[message.request_id] = running
-        self._queued_tokens += running.new_tokens
-        self.inflight_keys.update(running.keys)
+        self.sent(message.request_id, running)
         try:
             await client.send(message, (frame,), timeout_s=timeout_s)
         except BaseException:
-            self._end(message.request_id)
+            self.ended(message.request_id)
             raise
 
     def cancel(self, request_id: str) -> None:
         """Stop listening to an attempt, and tell the worker to give it up where it still runs."""
-        if self._end(request_id) is not None and not self._closed:
+        if self.ended(request_id) is not None and not self._closed:
             self._spawn(self._send_cancel(request_id))
 
     async def ask_status(self, timeout_s: float) -> StatusReport | None:
@@ -177,51 +107,25 @@ class WorkerLink:
         client = self._client
         return None if client is None else await ask_status(client, self.record, timeout_s)
 
-    def _end(self, request_id: str) -> Running | None:
-        """Take an attempt out of the books."""
-        running = self._running.pop(request_id, None)
-        if running is None:
-            return None
-        if running.started:
-            self._decoding -= 1
-        else:
-            self._queued_tokens -= running.new_tokens
-        keys = self.inflight_keys
-        for key in running.keys:
-            if keys[key] > 1:
-                keys[key] -= 1
-            else:
-                del keys[key]
-        return running
-
     def _on_message(self, message: Message, frames: Sequence[memoryview]) -> None:
         del frames
         if isinstance(message, StepTokens):
-            self.load = message.load
-            self._load_at_s = time.monotonic()
+            self.told_load(message.load)
             for delta in message.deltas:
                 self._on_delta(delta)
         elif isinstance(message, Refused):
-            running = self._end(message.request_id)
+            running = self.ended(message.request_id)
             if running is not None:
                 running.sink.on_refused(message)
 
     def _on_delta(self, delta: TokenDelta) -> None:
-        running = self._running.get(delta.request_id)
-        if running is None:
-            return
-        if delta.started is not None and not running.started:
-            running.started = True
-            self._queued_tokens -= running.new_tokens
-            self._decoding += 1
-            self.rates.learn(running.prompt_tokens, delta.started)
-        if delta.finish_reason is not None:
-            self._end(delta.request_id)
-        running.sink.on_delta(delta)
+        running = self.told(delta)
+        if running is not None:
+            running.sink.on_delta(delta)
 
     def _all_gone(self) -> None:
-        for request_id in list(self._running):
-            running = self._end(request_id)
+        for request_id in (*self._waiting, *self._decoding):
+            running = self.ended(request_id)
             if running is not None:
                 running.sink.on_gone()
         self.load = None

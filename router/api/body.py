@@ -143,10 +143,25 @@ class GenerationBody(BaseModel):
         max_length=512,
         description="Share cached pages only with requests that carry the same salt.",
     )
-    user: str | None = Field(default=None, description="Who asks; not used.")
     session_id: str | None = Field(
         default=None, max_length=512, description="Names a conversation, for routing policies."
     )
+    prompt_cache_key: str | None = Field(
+        default=None,
+        max_length=512,
+        description="Names requests that begin alike, for routing policies, where `session_id` is not set.",
+    )
+    user: str | None = Field(
+        default=None,
+        max_length=512,
+        description="Who asks, for routing policies, where neither of those is set.",
+    )
+
+    @property
+    def session(self) -> str | None:
+        """What the request names that should stay at one worker, all else being equal."""
+        named = (self.session_id, self.prompt_cache_key, self.user)
+        return next((name for name in named if name), None)
 
     @field_validator("n")
     @classmethod

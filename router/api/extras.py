@@ -22,7 +22,6 @@ HARMLESS = frozenset(
         "store",
         "service_tier",
         "parallel_tool_calls",
-        "prompt_cache_key",
         "prompt_cache_retention",
         "safety_identifier",
     }

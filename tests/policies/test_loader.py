@@ -130,7 +130,8 @@ def test_every_problem_is_told_with_its_place() -> None:
         "4:1: unknown key 'clustr', did you mean 'cluster'?; allowed here: `worker`, `cluster`",
         (
             "7:13: cluster.routing.policy: there is no routing policy 'cosst', did you mean 'cost'?; "
-            "allowed are `cost` and your own `module:Class`"
+            "allowed are `cost`, `round-robin`, `least-loaded`, `power-of-two`, `prefix-affinity`, "
+            "`consistent-hash`, `weighted` and your own `module:Class`"
         ),
     ]
 
@@ -147,7 +148,7 @@ def test_wrong_options_are_told_with_their_place() -> None:
     assert problems(text) == [
         (
             "4:5: cluster.routing.miss_wieght: no such option, did you mean 'miss_weight'?; "
-            "allowed are `miss_weight`, `decode_share`"
+            "allowed are `miss_weight`, `decode_share`, `session_share`"
         ),
         "5:5: cluster.routing.miss_weight: input should be a valid number, not '5'",
         "6:5: cluster.routing.decode_share: input should be a valid number, not [1]",

@@ -1,0 +1,162 @@
+"""What a router knows of one worker's load: what it sent there, what the worker said, how fast it is.
+
+Covers tokens ahead, prefixes in the making, and rates learned from answers; pure, with the clock as a
+parameter. Does not cover the connection (`pie.router.link`) or which worker is chosen
+(`pie.router.choice`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pie.index.contract import PlaceRecord
+from pie.page.key import PageKey
+from pie.router.rates import Rates
+from pie.wire.messages import Load, Refused, TokenDelta
+
+_LOAD_FRESH_S = 3.0
+"""A load report says nothing of other routers' requests after so long without a newer one."""
+_ON_ITS_WAY_S = 0.02
+"""A report that came so soon after a request was sent may be older than the request."""
+_DECODE_STEP_MS = 50.0
+
+
+class AttemptSink(Protocol):
+    """Takes what a worker says about one attempt. Nothing here may block."""
+
+    def on_delta(self, delta: TokenDelta) -> None:
+        """Take new tokens; the last delta has a finish reason."""
+
+    def on_refused(self, refused: Refused) -> None:
+        """Learn that the worker does not carry it out."""
+
+    def on_gone(self) -> None:
+        """Learn that the worker is gone."""
+
+
+@dataclass(eq=False, slots=True)
+class Running:
+    """What an attempt counts for at its worker."""
+
+    sink: AttemptSink
+    keys: Sequence[PageKey]
+    """The prompt's pages: held there, or in the making."""
+    new_tokens: int
+    """Prompt tokens that the worker was expected to compute."""
+    prompt_tokens: int
+    started: bool = False
+    sent_s: float = 0.0
+
+
+class WorkerBooks:
+    """One worker's load, as one router sees it.
+
+    Args:
+        record: The worker's record.
+        clock: Seconds, from anywhere, going forward.
+    """
+
+    def __init__(self, record: PlaceRecord, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.record = record
+        self.load: Load | None = None
+        self.rates = Rates()
+        self.inflight_keys: Counter[PageKey] = Counter()
+        self._clock = clock
+        self._load_at_s = 0.0
+        self._waiting: dict[str, Running] = {}
+        self._decoding: dict[str, Running] = {}
+
+    @property
+    def running(self) -> int:
+        """Attempts of this router that run there."""
+        return len(self._waiting) + len(self._decoding)
+
+    @property
+    def waiting(self) -> int:
+        """Requests without a token yet, whoever sent them."""
+        reported = self._fresh_load
+        return max(len(self._waiting), reported.waiting if reported else 0)
+
+    @property
+    def queued_tokens(self) -> int:
+        """Prompt tokens that wait there, whoever sent them.
+
+        What the worker said last, and what was sent since. Where it has said nothing for a while, all
+        that was sent and has no token yet.
+        """
+        reported = self._fresh_load
+        if reported is None:
+            return sum(running.new_tokens for running in self._waiting.values())
+        since_s = self._load_at_s - _ON_ITS_WAY_S
+        queued = reported.waiting_tokens
+        # In the order in which they were sent, so the latest come first.
+        for running in reversed(self._waiting.values()):
+            if running.sent_s < since_s:
+                break
+            queued += running.new_tokens
+        return queued
+
+    @property
+    def decoding(self) -> int:
+        """Sequences in decode there, whoever sent them."""
+        reported = self._fresh_load
+        return max(len(self._decoding), reported.running if reported else 0)
+
+    @property
+    def decode_step_ms(self) -> float:
+        """Reported, else a guess."""
+        return self.load.step_ms if self.load and self.load.step_ms > 0 else _DECODE_STEP_MS
+
+    @property
+    def free_share(self) -> float:
+        """How much of its device memory is free or only kept for later, as it said last."""
+        load = self.load
+        return load.free_pages / load.total_pages if load and load.total_pages else 1.0
+
+    def sent(self, request_id: str, running: Running) -> None:
+        """Enter an attempt."""
+        running.sent_s = self._clock()
+        self._waiting[request_id] = running
+        self.inflight_keys.update(running.keys)
+
+    def ended(self, request_id: str) -> Running | None:
+        """Take an attempt out of the books; None where it is not in them."""
+        running = self._waiting.pop(request_id, None) or self._decoding.pop(request_id, None)
+        if running is None:
+            return None
+        keys = self.inflight_keys
+        for key in running.keys:
+            if keys[key] > 1:
+                keys[key] -= 1
+            else:
+                del keys[key]
+        return running
+
+    def told_load(self, load: Load) -> None:
+        """Learn how busy the worker is."""
+        self.load = load
+        self._load_at_s = self._clock()
+
+    def told(self, delta: TokenDelta) -> Running | None:
+        """Learn what one step added to an attempt; return the attempt where it is in the books."""
+        request_id = delta.request_id
+        running = self._waiting.get(request_id) or self._decoding.get(request_id)
+        if running is None:
+            return None
+        if delta.started is not None and not running.started:
+            running.started = True
+            self._decoding[request_id] = self._waiting.pop(request_id)
+            self.rates.learn(running.prompt_tokens, delta.started)
+        if delta.finish_reason is not None:
+            self.ended(request_id)
+        return running
+
+    @property
+    def _fresh_load(self) -> Load | None:
+        """What the worker said, unless that is too long ago."""
+        fresh = self.load is not None and self._clock() - self._load_at_s < _LOAD_FRESH_S
+        return self.load if fresh else None
