@@ -80,6 +80,7 @@ class WorkerActor(ServiceActor):
         *,
         sockets: Path,
         secret: bytes,
+        encryption_keys: tuple[bytes, ...],
         model: ModelSettings,
         policies: PolicySettings,
         pool: PoolSettings,
@@ -103,6 +104,7 @@ class WorkerActor(ServiceActor):
                 address=_address(sockets, place, epoch),
                 epoch=epoch,
                 secret=secret,
+                encryption_keys=encryption_keys,
                 on_dead=_end_process,
             )
             await service.start(progress)
@@ -121,6 +123,7 @@ class PoolActor(ServiceActor):
         *,
         sockets: Path,
         secret: bytes,
+        encryption_keys: tuple[bytes, ...],
         pool: PoolSettings,
         policies: PolicySettings,
         index: IndexSettings,
@@ -139,6 +142,7 @@ class PoolActor(ServiceActor):
                 address=_address(sockets, place, epoch),
                 epoch=epoch,
                 secret=secret,
+                encryption_keys=encryption_keys,
                 on_dead=_end_process,
                 retention=chosen.new_retention(),
                 disk_retention=chosen.new_retention(),

@@ -28,6 +28,7 @@ import psutil
 from pie.cluster import preflight, ray_environment
 from pie.cluster.actors import PoolActor, RouterActor, WorkerActor
 from pie.cluster.config import PieConfig
+from pie.cluster.encryption import encryption_keys
 from pie.cluster.errors import ConfigError, StartError
 from pie.cluster.guard import MARK_VARIABLE, Guard
 from pie.cluster.host import Phase, State
@@ -106,6 +107,7 @@ class Cluster:
         self._index_url = config.index.url
         self._router_settings = config.router
         self._secret = new_secret()
+        self._encryption_keys: tuple[bytes, ...] = ()
         self._lease: Lease | None = None
         self._ray: RayRuntime | None = None
         self._router: Part | None = None
@@ -316,6 +318,7 @@ class Cluster:
     def _make_parts(self, ray: RayRuntime) -> None:
         config = self._config
         pool = config.pool
+        self._encryption_keys = encryption_keys(config.cluster)
         if pool.nodes and pool.disk_budget:
             self._secret = kept_secret(pool.disk_folders[0])
         elif config.model.disk_kv_budget:
@@ -357,6 +360,7 @@ class Cluster:
                 self._logs,
                 sockets=self._folder,
                 secret=self._secret,
+                encryption_keys=self._encryption_keys,
                 **settings,
             ),
         )

@@ -19,6 +19,9 @@ from pathlib import Path
 import psutil
 
 from pie.cluster.config import PieConfig, masked
+from pie.cluster.encryption import encryption_keys
+from pie.cluster.errors import ConfigError
+from pie.cluster.settings import ClusterSettings
 from pie.index.lease import Lease
 from pie.index.settings import IndexSettings
 from pie.policies.errors import PolicyFileError
@@ -41,7 +44,11 @@ def absolute(config: PieConfig) -> PieConfig:
     return config.model_copy(
         update={
             "cluster": cluster.model_copy(
-                update={"log_dir": cluster.log_dir and _absolute(cluster.log_dir)}
+                update={
+                    "log_dir": cluster.log_dir and _absolute(cluster.log_dir),
+                    "encryption_key_file": cluster.encryption_key_file
+                    and _absolute(cluster.encryption_key_file),
+                }
             ),
             "model": model.model_copy(
                 update={
@@ -67,6 +74,7 @@ def problems(config: PieConfig) -> list[str]:
         *_policies(config),
         *_model(config),
         *_folders(config),
+        *_keys(config.cluster),
         *_index(config.index),
         *_ray(config.cluster.ray_address),
         *_ports(config),
@@ -90,6 +98,13 @@ def listened(host: str, port: int) -> int:
             raise OSError(0, "not the name of a host") from error
         found: int = probe.getsockname()[1]
         return found
+
+
+def _keys(settings: ClusterSettings) -> Iterator[str]:
+    try:
+        encryption_keys(settings)
+    except ConfigError as error:
+        yield from error.problems
 
 
 def _policies(config: PieConfig) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 
 class ClusterSettings(BaseModel):
@@ -31,6 +31,18 @@ class ClusterSettings(BaseModel):
         ge=0,
         le=3_600,
         description="Seconds that running requests get to finish when the cluster stops.",
+    )
+    encryption_keys: SecretStr = Field(
+        default=SecretStr(""),
+        description=(
+            "Keys that pages on disk are encrypted with, 64 hexadecimal digits each (`openssl rand "
+            "-hex 32`), separated by spaces or lines: the first writes, all read. Empty encrypts "
+            "nothing. Best set in the environment, or in `encryption_key_file`."
+        ),
+    )
+    encryption_key_file: Path | None = Field(
+        default=None,
+        description="A file with such keys, one a line; lines that begin with `#` are passed over.",
     )
     log_dir: Path | None = Field(
         default=None,

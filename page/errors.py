@@ -3,7 +3,8 @@
     PageError
     └── BadPage     bytes that are not the page that they should be, and why
 
-A bad page is a miss: whoever reads it counts the reason, removes it and goes on.
+A bad page is a miss: whoever reads it counts the reason, removes it and goes on. One that is `LOCKED`
+is a miss too, and stays where it is.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ class BadPageReason(enum.StrEnum):
     """A whole page, but not the one that was asked for."""
     OTHER_MODEL = "other_model"
     """A whole page of another model, dtype or layout, where only one model's pages are kept."""
+    LOCKED = "locked"
+    """Encrypted with a key that is not here. Not damaged: whoever has the key can read it."""
 
 
 class PageError(Exception):

@@ -7,13 +7,16 @@ A page file holds one record batch with one column of bytes, `payload`, and says
 of the page in its schema's metadata, so that any Arrow reader can look into it. The checksum in
 the header covers the raw payload; a second one, `header_checksum`, covers the header with the
 payload's checksum, so that neither can be changed or exchanged unnoticed.
+
+The payload may be encrypted (`pie.page.cipher`). The header stays readable, so that pages can be
+listed without the key, and is authenticated with the payload.
 """
 
 from __future__ import annotations
 
 import hmac
 import re
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -21,6 +24,7 @@ import xxhash
 from blake3 import blake3
 from typing_extensions import Buffer
 
+from pie.page.cipher import CIPHER, Encrypted, KeyRing, locked
 from pie.page.codec import Codec, pack, unpack
 from pie.page.errors import BadPage, BadPageReason
 from pie.page.events import Part
@@ -38,6 +42,7 @@ _SCHEMA_AT = 8
 _PREFIX = "pie."
 _XXH3: Final = "xxh3-128"
 _BLAKE3: Final = "blake3-keyed"
+_CIPHER_FIELDS = frozenset({"cipher", "key_id", "nonce"})
 _FIELD = pa.field("payload", pa.uint8(), nullable=False)
 
 
@@ -61,6 +66,16 @@ class PageHeader(msgspec.Struct, frozen=True, array_like=True):
     """How the payload beside this header is packed; `none` for all that `decode_page` returns."""
     tenant_tag: str = ""
     version: int = FORMAT_VERSION
+
+
+class FileHeader(NamedTuple):
+    """What a page file says of itself in the clear."""
+
+    header: PageHeader
+    codec: Codec = Codec.NONE
+    """How the payload in the file is packed."""
+    key_id: bytes | None = None
+    """Which key the payload is encrypted with; None where it is not."""
 
 
 def checksum(payload: Buffer, secret: bytes | None = None) -> bytes:
@@ -93,6 +108,7 @@ def encode_page(
     *,
     codec: Codec = Codec.NONE,
     secret: bytes | None = None,
+    keys: KeyRing | None = None,
 ) -> memoryview:
     """Return the page file of a raw payload.
 
@@ -101,36 +117,41 @@ def encode_page(
         payload: `header.raw_bytes` bytes.
         codec: How the file packs the payload; one that packs nothing gives way to `none`.
         secret: The cluster's secret, where it has one.
+        keys: The payload is encrypted with the first of them.
 
     Raises:
         ValueError: The payload is packed already, or is of another size.
     """
     raw_bytes = memoryview(payload).nbytes
-    if header.codec != Codec.NONE or raw_bytes != header.raw_bytes:
-        raise ValueError(f"{raw_bytes} bytes, codec {header.codec}, do not fit {header}")
+    if raw_bytes != header.raw_bytes:
+        raise ValueError(f"{raw_bytes} bytes do not fit {header}")
     packed = pack(payload, codec, header.dtype)
-    if memoryview(packed).nbytes >= raw_bytes:
+    if memoryview(packed).nbytes >= header.raw_bytes:
         packed, codec = payload, Codec.NONE
     sink = pa.BufferOutputStream()
-    _write(sink, header, packed, codec, secret)
+    _write(sink, header, packed, codec, secret, keys)
     return memoryview(sink.getvalue()).cast("B")
 
 
 def page_chunks(
-    header: PageHeader, payload: Buffer, *, secret: bytes | None = None
+    header: PageHeader,
+    packed: Buffer,
+    *,
+    codec: Codec = Codec.NONE,
+    secret: bytes | None = None,
+    keys: KeyRing | None = None,
 ) -> list[memoryview]:
-    """Return the page file of a raw payload in pieces, of which the payload itself is one.
+    """Return the page file of a payload that `codec` has packed, in pieces.
 
-    For `writev`: the same bytes as `encode_page` with codec `none`, without a copy of the payload.
+    For `writev`: the same bytes as `encode_page`, and the payload is one of the pieces, without a
+    copy where it is not encrypted.
 
     Raises:
-        ValueError: The payload is packed already, or is of another size.
+        ValueError: The header is of a packed payload, or a payload that is not packed is of
+            another size.
     """
-    raw_bytes = memoryview(payload).nbytes
-    if header.codec != Codec.NONE or raw_bytes != header.raw_bytes:
-        raise ValueError(f"{raw_bytes} bytes, codec {header.codec}, do not fit {header}")
     sink = _Chunks()
-    _write(pa.PythonFile(sink, mode="w"), header, payload, Codec.NONE, secret)
+    _write(pa.PythonFile(sink, mode="w"), header, packed, codec, secret, keys)
     return sink.chunks
 
 
@@ -138,27 +159,32 @@ def decode_page(
     file: Buffer,
     *,
     secret: bytes | None = None,
+    keys: KeyRing | None = None,
     key: PageKey | None = None,
     part: Part | None = None,
 ) -> tuple[PageHeader, memoryview]:
     """Return the header and the raw payload of a page file, both checked.
 
-    The payload is a view into `file`, such as a memory map, where the file's codec is `none`.
+    The payload is a view into `file`, such as a memory map, where the file's codec is `none` and it
+    is not encrypted.
 
     Args:
         file: All bytes of the file.
         secret: The cluster's secret, where it has one.
+        keys: What encrypted pages are read with; others are read without.
         key: The page that is wanted, where that is known.
         part: Its part.
 
     Raises:
-        BadPage: It is not a page, not a whole one, or not the one that is wanted.
+        BadPage: It is not a page, not a whole one, not the one that is wanted, or `LOCKED`.
     """
-    reader, header, codec = _open(file, secret)
+    reader, fields = _open(file, secret)
+    header, codec, _ = _described(fields)
     if (key is not None and header.key != key) or (part is not None and header.part is not part):
         detail = f"this is {header.key.hex()}, {header.part.name.lower()}"
         raise BadPage(BadPageReason.WRONG_PAGE, detail)
-    payload = unpack(_payload(reader), codec, header.dtype, header.raw_bytes)
+    packed = _decrypted(_payload(reader), header, fields, keys)
+    payload = unpack(packed, codec, header.dtype, header.raw_bytes)
     check_payload(header, payload, secret)
     return header, payload
 
@@ -169,11 +195,11 @@ def decode_header(file: Buffer, *, secret: bytes | None = None) -> PageHeader:
     Raises:
         BadPage: It is not a page, or not a whole one.
     """
-    return _open(file, secret)[1]
+    return _described(_open(file, secret)[1]).header
 
 
-def decode_head(head: Buffer, file_bytes: int, *, secret: bytes | None = None) -> PageHeader:
-    """Return the header of a page file, checked, from the file's first `HEAD_BYTES` alone.
+def decode_head(head: Buffer, file_bytes: int, *, secret: bytes | None = None) -> FileHeader:
+    """Return what a page file says of itself, checked, from the file's first `HEAD_BYTES` alone.
 
     Args:
         head: The first bytes.
@@ -190,11 +216,11 @@ def decode_head(head: Buffer, file_bytes: int, *, secret: bytes | None = None) -
         schema = pa.ipc.read_schema(pa.py_buffer(view[_SCHEMA_AT:]))
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
         raise BadPage(BadPageReason.NOT_A_PAGE, str(error)) from None
-    header, codec = _checked(schema, secret)
-    if codec is Codec.NONE and file_bytes < header.raw_bytes:
-        detail = f"{file_bytes} bytes cannot hold {header.raw_bytes}"
+    found = _described(_checked(schema, secret))
+    if found.codec is Codec.NONE and file_bytes < found.header.raw_bytes:
+        detail = f"{file_bytes} bytes cannot hold {found.header.raw_bytes}"
         raise BadPage(BadPageReason.TRUNCATED, detail)
-    return header
+    return found
 
 
 def page_name(model_root: RootKey, key: PageKey, part: Part) -> str:
@@ -257,24 +283,33 @@ def _header(fields: dict[str, str]) -> PageHeader:
     )
 
 
-def _header_checksum(fields: dict[str, str], secret: bytes | None) -> bytes:
-    """Hash all fields, each with its length, so that no two headers hash alike."""
-    return checksum(msgspec.msgpack.encode(sorted(fields.items())), secret)
+def _joined(fields: dict[str, str]) -> bytes:
+    """Return all fields, each with its length, so that no two headers are joined alike."""
+    return msgspec.msgpack.encode(sorted(fields.items()))
 
 
-def _open(file: Buffer, secret: bytes | None) -> tuple[pa.RecordBatchFileReader, PageHeader, Codec]:
-    """Open a file and check its header."""
+def _header_checksum(fields: dict[str, str], secret: bytes | None) -> str:
+    return checksum(_joined(fields), secret).hex()
+
+
+def _page_identity(header: PageHeader) -> bytes:
+    """Return what tells a page from all others, for the key that is its own."""
+    return header.model_root + header.key + bytes([header.part]) + header.shard.to_bytes(4)
+
+
+def _open(file: Buffer, secret: bytes | None) -> tuple[pa.RecordBatchFileReader, dict[str, str]]:
+    """Open a file and check its header's fields."""
     _check_ends(memoryview(file))
     try:
         reader = pa.ipc.open_file(pa.BufferReader(pa.py_buffer(file)))
         schema = reader.schema
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
         raise BadPage(BadPageReason.NOT_A_PAGE, str(error)) from None
-    return reader, *_checked(schema, secret)
+    return reader, _checked(schema, secret)
 
 
-def _checked(schema: pa.Schema, secret: bytes | None) -> tuple[PageHeader, Codec]:
-    """Return what a schema's metadata say, checked."""
+def _checked(schema: pa.Schema, secret: bytes | None) -> dict[str, str]:
+    """Return what a schema's metadata say, checked, without the checksum."""
     try:
         fields = {
             name.decode().removeprefix(_PREFIX): text.decode()
@@ -290,17 +325,47 @@ def _checked(schema: pa.Schema, secret: bytes | None) -> tuple[PageHeader, Codec
     if kind != (_XXH3 if secret is None else _BLAKE3):
         raise BadPage(BadPageReason.FOREIGN, f"its checksums are {kind}")
     found = fields.pop("header_checksum", "")
-    if not hmac.compare_digest(found.encode(), _header_checksum(fields, secret).hex().encode()):
+    if not hmac.compare_digest(found.encode(), _header_checksum(fields, secret).encode()):
         raise BadPage(BadPageReason.HEADER, "the header is not the one that was written")
+    return fields
+
+
+def _described(fields: dict[str, str]) -> FileHeader:
+    """Return what fields say that belong together."""
     try:
         header = _header(fields)
     except (KeyError, ValueError) as error:
         raise BadPage(BadPageReason.HEADER, str(error)) from None
     try:
         codec = Codec(fields["codec"])
+        if fields.get("cipher", CIPHER) != CIPHER:
+            raise BadPage(BadPageReason.CODEC, f"the cipher {fields['cipher']} is unknown")
+        key_id = bytes.fromhex(fields["key_id"]) if "cipher" in fields else None
     except (KeyError, ValueError) as error:
         raise BadPage(BadPageReason.CODEC, str(error)) from None
-    return header, codec
+    return FileHeader(header, codec, key_id)
+
+
+def _decrypted(
+    data: memoryview, header: PageHeader, fields: dict[str, str], keys: KeyRing | None
+) -> memoryview:
+    """Return the packed payload of a file, which may be encrypted."""
+    if "cipher" not in fields:
+        return data
+    key_id = bytes.fromhex(fields["key_id"])
+    if keys is None:
+        raise locked(key_id)
+    try:
+        nonce = bytes.fromhex(fields["nonce"])
+    except (KeyError, ValueError) as error:
+        raise BadPage(BadPageReason.HEADER, str(error)) from None
+    clear = {name: text for name, text in fields.items() if name not in _CIPHER_FIELDS}
+    return keys.decrypt(
+        Encrypted(key_id, nonce, data),
+        tenant_tag=header.tenant_tag,
+        page=_page_identity(header),
+        header=_joined(clear),
+    )
 
 
 class _Chunks:
@@ -329,12 +394,31 @@ class _Chunks:
 
 
 def _write(
-    sink: pa.NativeFile, header: PageHeader, packed: Buffer, codec: Codec, secret: bytes | None
+    sink: pa.NativeFile,
+    header: PageHeader,
+    packed: Buffer,
+    codec: Codec,
+    secret: bytes | None,
+    keys: KeyRing | None,
 ) -> None:
     """Write a page file whose payload is packed already."""
+    size = memoryview(packed).nbytes
+    if header.codec != Codec.NONE or (codec is Codec.NONE and size != header.raw_bytes):
+        raise ValueError(f"{size} bytes, codec {header.codec}, do not fit {header}")
     fields = _fields(header, codec)
     fields["checksum_kind"] = _XXH3 if secret is None else _BLAKE3
-    fields["header_checksum"] = _header_checksum(fields, secret).hex()
+    if keys is not None:
+        encrypted = keys.encrypt(
+            packed,
+            tenant_tag=header.tenant_tag,
+            page=_page_identity(header),
+            header=_joined(fields),
+        )
+        packed = encrypted.data
+        fields["cipher"] = CIPHER
+        fields["key_id"] = encrypted.key_id.hex()
+        fields["nonce"] = encrypted.nonce.hex()
+    fields["header_checksum"] = _header_checksum(fields, secret)
     schema = pa.schema([_FIELD], {_PREFIX + name: text for name, text in fields.items()})
     buffer = pa.py_buffer(packed)
     column = pa.Array.from_buffers(pa.uint8(), buffer.size, [None, buffer], null_count=0)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from pie.pool.disk_entry import DiskEntry
 from pie.pool.folder import FRAME_BYTES, Folder, Home
+from pie.pool.pack_index import Came
 from pie.pool.packs import Pack
 from pie.pool.space import Space
 from pie.pool.tier import PageId, id_of
@@ -67,21 +68,22 @@ class Compaction:
         before = self._space.used_bytes
         try:
             for came in folder.packs.pages(pack) if pack.live_pages else ():
-                self._move(folder, pack, id_of(came.header), came.offset)
+                self._move(folder, pack, came)
             folder.packs.delete_if_empty(pack)
         except OSError as error:
             self._failed(folder, error, "store")
             return False
         return pack.is_deleted and self._space.used_bytes < before
 
-    def _move(self, folder: Folder, pack: Pack, page: PageId, offset: int) -> None:
+    def _move(self, folder: Folder, pack: Pack, came: Came) -> None:
         """Move a page to the pack that is open, if it is still where it was."""
+        page = id_of(came.header)
         entry = self._entries.get(page)
         home = None if entry is None else entry.home
         slot = None if home is None else home.slot
-        if entry is None or slot is None or not entry.is_readable:
+        if entry is None or slot is None or not (entry.is_readable or entry.is_locked):
             return
-        if slot.pack is not pack or slot.offset != offset:
+        if slot.pack is not pack or slot.offset != came.offset:
             return
         # Damage goes along, and is found at the next load as it would have been here.
         data = folder.packs.read(slot)
@@ -90,13 +92,13 @@ class Compaction:
         if claim is None:
             return
         try:
-            new = folder.packs.store(entry.header, [memoryview(data)], claim)
+            new = folder.packs.store(entry.header, [memoryview(data)], claim, key_id=came.key_id)
         finally:
             claim.close()
         if new is None:
             return
         with self._lock:
-            is_same = entry.home is home and entry.is_readable
+            is_same = entry.home is home and (entry.is_readable or entry.is_locked)
             if is_same:
                 entry.home = Home(folder, new, 0)
         folder.packs.remove(slot if is_same else new, page.key)

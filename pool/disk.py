@@ -26,12 +26,13 @@ from pie.page.format import PageHeader
 from pie.page.lookup import LookupStatus
 from pie.pool.checksum import Checksum
 from pie.pool.compaction import Compaction
-from pie.pool.disk_entry import MISSING, UNREADABLE, DiskEntry
+from pie.pool.disk_entry import LOCKED, MISSING, UNREADABLE, DiskEntry
 from pie.pool.errors import NotPreparedError
 from pie.pool.files import Files
-from pie.pool.folder import FRAME_BYTES, Folder, FoundPage, Home
-from pie.pool.health import FolderState
+from pie.pool.folder import FRAME_BYTES, Folder, Home
+from pie.pool.folders import Folders
 from pie.pool.packs import PACK_BYTES
+from pie.pool.sealing import Sealing
 from pie.pool.settings import Durability
 from pie.pool.space import Claim, Space
 from pie.pool.staging import Staging
@@ -56,7 +57,7 @@ class DiskTier:
         budget_bytes: int,
         *,
         kind: TierKind = TierKind.POOL_DISK,
-        secret: bytes | None = None,
+        sealing: Sealing | None = None,
         durability: Durability = Durability.BATCH,
         keep_bad_pages: bool = False,
         on_lost: Callable[[], None] | None = None,
@@ -69,7 +70,7 @@ class DiskTier:
             folders: Where pages go, spread by key; no other process may use them.
             budget_bytes: Physical bytes that all that lies in them may take together.
             kind: `POOL_DISK` on a node, `DISK` on a worker.
-            secret: The cluster's secret, where pages are keyed with one.
+            sealing: How page files are made and read; as they are, without a secret, where None.
             durability: When a page is on the disk for sure.
             keep_bad_pages: Set bad pages aside instead of removing them.
             on_lost: Called, on any thread, when a folder has stopped to answer and its pages are
@@ -78,28 +79,31 @@ class DiskTier:
             clock: Seconds, going forward only.
         """
         self.kind = kind
+        self.sealing = sealing or Sealing()
         self.budget_bytes = budget_bytes
         pack_bytes = min(PACK_BYTES, max(_LEAST_PACK_BYTES, budget_bytes // 16))
         # What is alive in a pack, half of it at most, must fit elsewhere before the pack can go.
         self._kept_back = pack_bytes * 5 // 8 + 4 * 4096
         self._space = Space(budget_bytes, self._kept_back)
-        self._folders = [
+        self._folders = Folders(
             Folder(
                 path,
                 self._space,
                 files=files or Files(),
-                secret=secret,
+                sealing=self.sealing,
                 durability=durability,
                 keep_bad_pages=keep_bad_pages,
                 pack_bytes=pack_bytes,
                 clock=clock,
             )
             for path in folders
-        ]
-        self._checksum = Checksum(secret)
+        )
+        self._checksum = Checksum(self.sealing.secret)
         self._staging = Staging()
         self._on_lost = on_lost
         self._entries: dict[PageId, DiskEntry] = {}
+        self._locked: dict[PageId, None] = {}
+        """Pages whose key is not here, the oldest first: they stay until their room is needed."""
         self._bad_at_store = 0
         self._bad_at_load = 0
         self._is_open = False
@@ -123,18 +127,16 @@ class DiskTier:
     @property
     def bad_by_reason(self) -> Counter[str]:
         """How many pages were found bad or not at all, by reason, at the start or at a load."""
-        return sum((folder.bad_pages for folder in self._folders), Counter())
+        return self._folders.bad_by_reason
 
     @property
     def errors(self) -> Counter[str]:
         """How often the disk refused something, by reason."""
-        return sum((folder.health.errors for folder in self._folders), Counter())
+        return self._folders.errors
 
     def folder_states(self) -> Counter[str]:
         """Return how many folders are in which state."""
-        states = Counter({state.name.lower(): 0 for state in FolderState})
-        states.update(folder.health.state.name.lower() for folder in self._folders)
-        return states
+        return self._folders.states()
 
     def open(self, lock_timeout_s: float = 0.0) -> None:
         """Take the folders into use and find what is in them, by headers alone.
@@ -145,22 +147,20 @@ class DiskTier:
         Raises:
             FolderInUseError: Another process uses a folder, and still does after `lock_timeout_s`.
         """
-        found: list[FoundPage] = []
-        try:
-            for folder in self._folders:
-                if folder.open(lock_timeout_s):
-                    found += self._scan(folder)
-        except BaseException:
-            for folder in self._folders:
-                folder.close()
-            raise
+        found = self._folders.open(lock_timeout_s)
         found.sort(key=lambda page: page.stored_ns)
         # Of two copies the later one stays: compaction writes it before the earlier one goes.
         for page in found:
             earlier = self._entries.pop(id_of(page.header), None)
             if earlier is not None:
                 self._take_away(earlier)
-            self._entries[id_of(page.header)] = DiskEntry(page.header, LookupStatus.HIT, page.home)
+            status = LookupStatus.MISS if page.is_locked else LookupStatus.HIT
+            self._entries[id_of(page.header)] = DiskEntry(
+                page.header, status, page.home, bad=LOCKED if page.is_locked else ""
+            )
+        self._locked = dict.fromkeys(
+            page for page, entry in self._entries.items() if entry.bad == LOCKED
+        )
         self._shed()
         if bad := self.bad_by_reason:
             log.warning("bad pages on disk were taken away at the start: %s", dict(bad))
@@ -180,6 +180,8 @@ class DiskTier:
     def prepare_store(self, header: PageHeader) -> memoryview | LookupStatus:
         """Reserve room for a page and return where its payload goes."""
         page = id_of(header)
+        if page in self._locked:
+            self._drop_locked(page)
         status = self._status_for_store(page)
         if status is not LookupStatus.MISS:
             return status
@@ -245,7 +247,10 @@ class DiskTier:
                 if entry.status is LookupStatus.HIT:
                     entry.status = LookupStatus.MISS
                     entry.bad = payload
-                    self._count_bad(entry)
+                    if entry.is_locked:
+                        self._locked[page] = None
+                    else:
+                        self._count_bad(entry)
             self._unpin(page, entry)
         return LookupStatus.MISS
 
@@ -313,14 +318,14 @@ class DiskTier:
         with self._lock:
             was_open, self._is_open = self._is_open, False
             self._quiet.wait_for(lambda: not self._active, _CLOSE_TIMEOUT_S)
+            self._locked.clear()
             for page, entry in list(self._entries.items()):
                 if entry.status is not LookupStatus.PENDING:
                     entry.status = LookupStatus.MISS
                     if not entry.pins:
                         del self._entries[page]
         if was_open:
-            for folder in self._folders:
-                folder.close()
+            self._folders.close()
 
     def check(self) -> None:
         """Assert that tables agree and that the cap holds. Only while nobody uses the tier."""
@@ -331,7 +336,7 @@ class DiskTier:
                 entry.check()
                 packed += entry.home is not None and entry.home.slot is not None
             # What a folder that is off still has in its packs, nobody knows any more.
-            if self._is_open and not any(folder.health.is_off for folder in self._folders):
+            if self._is_open and not self._folders.any_off:
                 assert packed == sum(folder.packs.live_pages for folder in self._folders)
         for folder in self._folders:
             folder.packs.check()
@@ -359,21 +364,21 @@ class DiskTier:
 
     def _claim(self, header: PageHeader) -> Claim | LookupStatus:
         """Take the most bytes that a page may need, new directories included."""
-        folders = [folder for folder in self._folders if folder.health.takes_stores]
+        folders = self._folders.takers()
         if not folders:
             return LookupStatus.MISS
         size = header.raw_bytes + FRAME_BYTES + 4 * max(f.block_bytes for f in folders)
-        if not any(folder.has_room(size + self._kept_back) for folder in folders):
-            return LookupStatus.RETRY
+        while not any(folder.has_room(size + self._kept_back) for folder in folders):
+            if not self._drop_locked():
+                return LookupStatus.RETRY
         claim = self._space.claim(size)
-        while claim is None and self._compaction.step():
+        while claim is None and (self._compaction.step() or self._drop_locked()):
             claim = self._space.claim(size)
         return LookupStatus.RETRY if claim is None else claim
 
     def _write(self, header: PageHeader, payload: memoryview, claim: Claim) -> Home | None:
         """Write a page into the first folder that takes it, the one of its key before others."""
-        start = int.from_bytes(header.key[:4]) % len(self._folders)
-        for folder in (*self._folders[start:], *self._folders[:start]):
+        for folder in self._folders.in_order(header.key):
             wanted = claim.left_bytes + self._kept_back
             if not folder.health.takes_stores or not folder.has_room(wanted):
                 continue
@@ -419,6 +424,8 @@ class DiskTier:
             if not self._is_open:
                 self._entries.pop(page, None)
                 return
+            if entry.is_locked:
+                return
         with self._busy() as is_open:
             # What the disk does not let go of stays in the table, as unreadable.
             if is_open and self._take_away(entry):
@@ -451,20 +458,32 @@ class DiskTier:
             for page, entry in list(self._entries.items()):
                 if entry.home is not None and entry.home.folder is folder:
                     entry.status = LookupStatus.MISS
+                    self._locked.pop(page, None)
                     if not entry.pins:
                         del self._entries[page]
         if self._on_lost is not None:
             self._on_lost()
 
-    def _scan(self, folder: Folder) -> list[FoundPage]:
-        try:
-            return list(folder.scan())
-        except OSError as error:
-            folder.health.failed(error, "open")
-            return []
+    def _drop_locked(self, page: PageId | None = None) -> bool:
+        """Let a page go whose key is not here, the oldest where none is named; say whether one did."""
+        with self._lock:
+            page = page or next(iter(self._locked), None)
+            entry = None if page is None else self._entries.get(page)
+            if page is None or entry is None or not entry.is_locked:
+                return False
+            self._locked.pop(page, None)
+            entry.bad = ""
+        if not self._take_away(entry):
+            return False
+        with self._lock:
+            del self._entries[page]
+        self._compact_where_due(entry)
+        return True
 
     def _shed(self) -> None:
-        """Let the oldest pages go until the rest is within the budget. Before the tier is open."""
+        """Let pages go until the rest is within the budget: first locked ones, then the oldest."""
+        while self._space.used_bytes > self.budget_bytes and self._drop_locked():
+            pass
         for page, entry in list(self._entries.items()):
             if self._space.used_bytes <= self.budget_bytes:
                 break

@@ -18,7 +18,10 @@ MISSING = "missing"
 UNREADABLE = "unreadable"
 """The disk returned an error."""
 
-_REASONS = {reason.value: reason for reason in BadPageReason}
+LOCKED = BadPageReason.LOCKED.value
+"""Encrypted with a key that is not here: its bytes are good for whoever has the key."""
+
+_REASONS = {reason.value: reason for reason in BadPageReason if reason.value != LOCKED}
 
 
 @dataclass(slots=True)
@@ -40,6 +43,11 @@ class DiskEntry:
     def is_readable(self) -> bool:
         """Whether the page may be lent."""
         return self.status is LookupStatus.HIT
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether the page lies there for somebody who has its key."""
+        return self.bad == LOCKED
 
     @property
     def bad_reason(self) -> BadPageReason | None:

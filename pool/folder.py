@@ -27,9 +27,6 @@ from pie.page.errors import BadPage, BadPageReason
 from pie.page.format import (
     HEAD_BYTES,
     PageHeader,
-    decode_head,
-    decode_page,
-    page_chunks,
     page_name,
     parse_page_name,
 )
@@ -39,13 +36,14 @@ from pie.pool.errors import FolderInUseError
 from pie.pool.files import Files
 from pie.pool.health import Health
 from pie.pool.packs import Packs, Slot
+from pie.pool.sealing import Sealing
 from pie.pool.set_aside import SetAside
 from pie.pool.settings import Durability
 from pie.pool.space import Claim, Space
 from pie.pool.syncer import Syncer
 
 SMALL_BYTES = 64 << 10
-"""Payloads of less go into packs: in files of their own, blocks and names would cost too much."""
+"""Payloads that are packed to less go into packs: in files of their own, blocks and names would cost too much."""
 FRAME_BYTES = 4096
 """What a page file takes beside its payload, at most: 2.5 KB, and names of up to 128 characters."""
 
@@ -69,6 +67,8 @@ class FoundPage(NamedTuple):
     header: PageHeader
     home: Home
     stored_ns: int
+    is_locked: bool
+    """Whether it is encrypted with a key that is not here."""
 
 
 class Folder:
@@ -80,7 +80,7 @@ class Folder:
         space: Space,
         *,
         files: Files,
-        secret: bytes | None,
+        sealing: Sealing,
         durability: Durability,
         keep_bad_pages: bool,
         pack_bytes: int,
@@ -93,7 +93,7 @@ class Folder:
         """Bad pages that were found, by reason."""
         self._files = files
         self._space = space
-        self._secret = secret
+        self._sealing = sealing
         self._durability = durability
         self._is_safe = durability is Durability.ALWAYS
         self._syncer: Syncer | None = None
@@ -150,7 +150,8 @@ class Folder:
             found, torn = self.packs.scan()
             self.bad_pages["torn_pack"] += torn
             for slot, came in found:
-                yield FoundPage(came.header, Home(self, slot, 0), came.stored_ns)
+                is_locked = self._sealing.is_locked(came.key_id)
+                yield FoundPage(came.header, Home(self, slot, 0), came.stored_ns, is_locked)
         for directory in self._page_directories():
             for path in sorted(directory.iterdir()):
                 page = self._scan_file(path)
@@ -165,11 +166,11 @@ class Folder:
 
         Returns None where it takes more than the claim, and there is no more.
         """
-        chunks = page_chunks(header, payload, secret=self._secret)
-        if header.raw_bytes >= SMALL_BYTES:
-            home = self._store_file(header, chunks, claim)
+        sealed = self._sealing.seal(header, payload)
+        if sealed.packed_bytes >= SMALL_BYTES:
+            home = self._store_file(header, sealed.chunks, claim)
         else:
-            slot = self.packs.store(header, chunks, claim)
+            slot = self.packs.store(header, sealed.chunks, claim, key_id=sealed.key_id)
             if slot is not None and self._syncer is not None:
                 self._syncer.add(self.packs.paths(slot.pack), [self.packs.path])
             home = None if slot is None else Home(self, slot, 0)
@@ -183,7 +184,7 @@ class Folder:
             BadPage: It is not the page that was stored.
         """
         data = self._read(header, home)
-        found, payload = decode_page(data, secret=self._secret, key=header.key, part=header.part)
+        found, payload = self._sealing.open(data, key=header.key, part=header.part)
         if found != header:
             raise BadPage(BadPageReason.WRONG_PAGE, f"its header is {found}")
         self.health.worked("load")
@@ -241,7 +242,7 @@ class Folder:
             self._space,
             pack_bytes=self._pack_bytes,
             block_bytes=self.block_bytes,
-            secret=self._secret,
+            secret=self._sealing.secret,
             sync=self._is_safe,
             on_error=lambda error: self.health.failed(error, "remove"),
         )
@@ -341,7 +342,7 @@ class Folder:
             return None
         size = stat.st_blocks * 512
         try:
-            header = decode_head(head, stat.st_size, secret=self._secret)
+            header, _, key_id = self._sealing.open_head(head, stat.st_size)
         except BadPage as error:
             self._found_bad(path, size, error.reason)
             return None
@@ -350,7 +351,8 @@ class Folder:
             return None
         self._directories.enter(path.parent)
         self._space.found(size)
-        return FoundPage(header, Home(self, None, size), stat.st_mtime_ns)
+        is_locked = self._sealing.is_locked(key_id)
+        return FoundPage(header, Home(self, None, size), stat.st_mtime_ns, is_locked)
 
     def _found_bad(self, path: Path, size: int, reason: BadPageReason) -> None:
         self.bad_pages[reason.value] += 1

@@ -26,6 +26,7 @@ from pie.pool.disk import DiskTier
 from pie.pool.index_relay import IndexRelay
 from pie.pool.mover import Mover
 from pie.pool.ram import RamTier
+from pie.pool.sealing import Sealing, SealingCounters
 from pie.pool.serving import PoolService
 from pie.pool.settings import PoolSettings
 from pie.pool.status import PoolStatus
@@ -57,6 +58,7 @@ class PoolNode:
         retention: RetentionPolicy | None = None,
         disk_retention: RetentionPolicy | None = None,
         secret: bytes | None = None,
+        encryption_keys: Sequence[bytes] = (),
         on_dead: Callable[[BaseException], None] | None = None,
         index_settings: IndexSettings | None = None,
         wire_settings: WireSettings | None = None,
@@ -72,6 +74,7 @@ class PoolNode:
             retention: Which pages leave RAM first; `lru` where None.
             disk_retention: Which pages leave the disk first; `lru` where None.
             secret: 32 bytes that all of the cluster share, where pages are to be keyed with them.
+            encryption_keys: What pages on disk are encrypted with: the first writes, all read.
             on_dead: Called on the event loop when this start is over because a later one is up:
                 the process should be replaced.
             index_settings: Key prefix and limits of the index.
@@ -90,7 +93,12 @@ class PoolNode:
             self._disk = DiskTier(
                 [folder / quote(place, safe="") for folder in settings.disk_folders],
                 int(settings.disk_budget),
-                secret=secret,
+                sealing=Sealing(
+                    secret,
+                    compression=settings.disk_compression,
+                    keys=encryption_keys,
+                    name=f"{place} disk",
+                ),
                 durability=settings.disk_durability,
                 keep_bad_pages=settings.keep_bad_pages,
                 on_lost=self._lost,
@@ -186,6 +194,7 @@ class PoolNode:
         """Return the node's numbers."""
         counters, service, disk = self._cache.counters, self._service, self._disk
         bad = self._cache.bad_pages
+        sealed = SealingCounters() if disk is None else disk.sealing.counters
         return PoolStatus(
             place=self.place,
             epoch=self.epoch,
@@ -218,6 +227,13 @@ class PoolNode:
             received_bytes=service.received_bytes,
             disk_errors={} if disk is None else dict(disk.errors),
             disk_bad_pages={} if disk is None else dict(disk.bad_by_reason),
+            disk_raw_bytes=sealed.raw_bytes,
+            disk_packed_bytes=sealed.packed_bytes,
+            disk_opened_bytes=sealed.opened_bytes,
+            disk_packed_pages={} if disk is None else dict(disk.sealing.pages_by_codec),
+            disk_seal_s=sealed.seal_s,
+            disk_open_s=sealed.open_s,
+            disk_locked_pages=sealed.locked,
         )
 
     def check(self) -> None:

@@ -29,6 +29,8 @@ class Came(msgspec.Struct, frozen=True, tag="came", array_like=True):
     stored_ns: int
     """Wall-clock time: pages that a later start finds are ordered by it, and nothing else is."""
     header: PageHeader
+    key_id: bytes | None = None
+    """Which key the page is encrypted with; None where it is not."""
 
 
 class Left(msgspec.Struct, frozen=True, tag="left", array_like=True):

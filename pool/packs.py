@@ -108,8 +108,21 @@ class Packs:
         name = f"{pack.number:010}"
         return self.path / f"{name}.pack", self.path / f"{name}.list"
 
-    def store(self, header: PageHeader, chunks: Sequence[memoryview], claim: Claim) -> Slot | None:
+    def store(
+        self,
+        header: PageHeader,
+        chunks: Sequence[memoryview],
+        claim: Claim,
+        *,
+        key_id: bytes | None = None,
+    ) -> Slot | None:
         """Write a page file into the pack that is open; None where the claim is too small.
+
+        Args:
+            header: What the page's own header says.
+            chunks: The page file.
+            claim: Takes what the pack grows by.
+            key_id: Which key the page is encrypted with.
 
         Raises:
             OSError: The disk did not take it; what was taken of the pack is dead.
@@ -118,7 +131,7 @@ class Packs:
         with self._lock:
             pack = self._pack_for(length)
             slot = Slot(pack, pack.end, length)
-            came = Came(slot.offset, length, time.time_ns(), header)
+            came = Came(slot.offset, length, time.time_ns(), header, key_id)
             record = encode_record(came, self._secret)
             list_bytes = pack.list_bytes + len(record) + LEFT_BYTES
             charge = self._blocks(pack.end + length) + self._blocks(list_bytes)

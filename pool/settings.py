@@ -25,6 +25,17 @@ class Durability(enum.StrEnum):
     """As soon as it can be read."""
 
 
+class Compression(enum.StrEnum):
+    """How payloads are packed before they are written."""
+
+    NONE = "none"
+    LZ4 = "lz4"
+    BSHUF_LZ4 = "bshuf-lz4"
+    """The first bytes of all numbers together, then the second bytes and so on, and `lz4`."""
+    AUTO = "auto"
+    """The better of the two, where samples say that it saves a tenth or more."""
+
+
 class PoolSettings(BaseModel):
     """The pool's nodes and the limits that they and their clients keep."""
 
@@ -56,6 +67,12 @@ class PoolSettings(BaseModel):
         default=Durability.BATCH,
         description="When a page on disk survives a loss of power: `none` when the system gets to "
         "it, `batch` after a second, `always` at once.",
+    )
+    disk_compression: Compression = Field(
+        default=Compression.NONE,
+        description="How pages on disk are packed: `none`, `lz4`, `bshuf-lz4` (the bytes of numbers "
+        "sorted by place first), or `auto`: what saves most, where samples say that it saves a tenth "
+        "or more.",
     )
     keep_bad_pages: bool = Field(
         default=False,

@@ -30,6 +30,8 @@ from pie.pool.errors import FolderInUseError, NoArenaError
 from pie.pool.files import Files
 from pie.pool.mover import Mover
 from pie.pool.ram import RamTier
+from pie.pool.sealing import Sealing, SealingCounters
+from pie.pool.settings import Compression
 from pie.pool.tier import PageId, StoredPage, id_of
 from pie.worker.batch import PageSlot
 from pie.worker.load_choice import LoadTier, Run
@@ -224,6 +226,7 @@ class LowerTiers:
     def figures(self) -> dict[str, object]:
         """Return the fields of `WorkerStatus` that tell of these tiers."""
         counters, disk, bad = self._cache.counters, self._disk, self._cache.bad_pages
+        sealed = SealingCounters() if disk is None else disk.sealing.counters
         return {
             "tier_pages": self._cache.pages_by_tier(),
             "tier_used_bytes": self._cache.bytes_by_tier(),
@@ -238,6 +241,13 @@ class LowerTiers:
             "disk_folders": {} if disk is None else dict(disk.folder_states()),
             "disk_errors": {} if disk is None else dict(disk.errors),
             "disk_bad_pages": {} if disk is None else dict(disk.bad_by_reason),
+            "disk_raw_bytes": sealed.raw_bytes,
+            "disk_packed_bytes": sealed.packed_bytes,
+            "disk_opened_bytes": sealed.opened_bytes,
+            "disk_packed_pages": {} if disk is None else dict(disk.sealing.pages_by_codec),
+            "disk_seal_s": sealed.seal_s,
+            "disk_open_s": sealed.open_s,
+            "disk_locked_pages": sealed.locked,
         }
 
     def save(self, until_s: float) -> None:
@@ -305,7 +315,9 @@ def open_tiers(
     disk_bytes: int,
     disk_path: Path,
     keep_bad_pages: bool = False,
+    compression: Compression = Compression.NONE,
     secret: bytes | None = None,
+    encryption_keys: Sequence[bytes] = (),
     retention: Callable[[], RetentionPolicy] | None = None,
     index: IndexWriter | None = None,
     files: Files | None = None,
@@ -339,7 +351,9 @@ def open_tiers(
             [disk_path.expanduser() / quote(place, safe="")],
             disk_bytes,
             kind=TierKind.DISK,
-            secret=secret,
+            sealing=Sealing(
+                secret, compression=compression, keys=encryption_keys, name=f"{place} disk"
+            ),
             keep_bad_pages=keep_bad_pages,
             on_lost=on_lost,
             files=files,

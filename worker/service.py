@@ -74,6 +74,7 @@ class WorkerService:
         pool_settings: The `[pool]` section; None uses no pool.
         secret: 32 bytes that all of the cluster share: pages that leave device memory are keyed
             with them.
+        encryption_keys: What pages on disk are encrypted with: the first writes, all read.
         on_dead: Called on the event loop when this start is over, through a bug in the engine or
             because a later start is up: the process should be replaced.
         debug: Check all invariants whenever idle.
@@ -91,6 +92,7 @@ class WorkerService:
         epoch: Epoch,
         pool_settings: PoolSettings | None = None,
         secret: bytes | None = None,
+        encryption_keys: Sequence[bytes] = (),
         on_dead: Callable[[BaseException], None] | None = None,
         debug: bool = False,
     ) -> None:
@@ -102,6 +104,7 @@ class WorkerService:
         self._epoch = epoch
         self._pool_settings = pool_settings
         self._secret = secret
+        self._encryption_keys = encryption_keys
         self._on_dead = on_dead
         self._debug = debug
         self._server = WireServer(
@@ -262,7 +265,9 @@ class WorkerService:
             disk_bytes=int(settings.disk_kv_budget),
             disk_path=settings.disk_kv_path,
             keep_bad_pages=settings.keep_bad_pages,
+            compression=settings.disk_compression,
             secret=self._secret,
+            encryption_keys=self._encryption_keys,
             retention=self._policies.new_retention,
             index=index,
         )

@@ -101,6 +101,20 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What the disk refused, by reason, such as `no_space`, `read_only`, `io`."""
     disk_bad_pages: Counter[dict[str, int]] = {}
     """Pages on disk that were damaged, gone or another model's, by reason."""
+    disk_raw_bytes: Counter[int] = 0
+    """Payloads that were written to disk, as they came."""
+    disk_packed_bytes: Counter[int] = 0
+    """The same payloads, as they were written."""
+    disk_opened_bytes: Counter[int] = 0
+    """Payloads that were read from disk, as they were given out."""
+    disk_packed_pages: Counter[dict[str, int]] = {}
+    """Pages that were written to disk, by the codec that they were packed with."""
+    disk_seal_s: Counter[float] = 0.0
+    """Spent on packing and encrypting what goes to disk."""
+    disk_open_s: Counter[float] = 0.0
+    """Spent on decrypting, unpacking and checking what comes from disk."""
+    disk_locked_pages: Counter[int] = 0
+    """Pages on disk that were found encrypted with a key that is not here."""
     pages_loaded: Counter[dict[str, int]] = {}
     """By the tier that they came from."""
     loads_missed: Counter[int] = 0

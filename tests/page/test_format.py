@@ -151,7 +151,7 @@ def rewritten(change: dict[str, str], payload: bytes | None = None, sign: bool =
     fields = {k.decode()[4:]: v.decode() for k, v in batch.schema.metadata.items()} | change
     if sign:
         del fields["header_checksum"]
-        fields["header_checksum"] = page_format._header_checksum(fields, None).hex()
+        fields["header_checksum"] = page_format._header_checksum(fields, None)
     if payload is not None:
         column = pa.array(np.frombuffer(payload, np.uint8))
         batch = pa.record_batch([column], schema=batch.schema)

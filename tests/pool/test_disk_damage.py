@@ -12,6 +12,7 @@ from pie.page.key import RootKey
 from pie.page.lookup import LookupStatus
 from pie.pool.conformance import put, read, sample_page
 from pie.pool.disk import DiskTier
+from pie.pool.sealing import Sealing
 from pie.pool.tier import BadPages, id_of
 from tests.pool.disk_places import (
     LARGE,
@@ -177,11 +178,11 @@ def _changed(**fields: object):  # type: ignore[no-untyped-def]
 def test_pages_written_with_a_secret_are_read_with_it_and_with_no_other(open_tier: Open) -> None:
     secret = b"s" * 32
     pages = [sample_page(number, size, secret=secret) for number, size in enumerate([SMALL, LARGE])]
-    tier = open_tier(secret=secret)
+    tier = open_tier(sealing=Sealing(secret))
     assert all(put(tier, *page) for page in pages)
-    tier = open_tier(secret=secret)
+    tier = open_tier(sealing=Sealing(secret))
     assert all(read(tier, id_of(header)) == payload for header, payload in pages)
-    tier = open_tier(secret=b"t" * 32)
+    tier = open_tier(sealing=Sealing(b"t" * 32))
     assert pages_of(tier) == set()
     assert sum(tier.bad_by_reason.values()) == 2
 

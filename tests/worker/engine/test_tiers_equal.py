@@ -18,6 +18,7 @@ from pie.page.lookup import LookupStatus
 from pie.pool.checksum import Checksum
 from pie.pool.disk import DiskTier
 from pie.pool.ram import RamTier
+from pie.pool.sealing import Sealing
 from pie.pool.tier import PageId, StoredPage, Tier
 from pie.pool.wrappers import FaultyTier, WrappedTier
 from pie.tokens.tokenizer import Tokenizer
@@ -139,7 +140,7 @@ def host_tier() -> RamTier:
 
 
 def disk_tier(folder: Path) -> DiskTier:
-    tier = DiskTier([folder], DISK, kind=TierKind.DISK, secret=SECRET)
+    tier = DiskTier([folder], DISK, kind=TierKind.DISK, sealing=Sealing(SECRET))
     tier.open()
     return tier
 

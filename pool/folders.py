@@ -1,0 +1,80 @@
+"""The folders of one disk tier together.
+
+Covers which of them takes a page, and what they count in sum. Does not cover what happens in one
+(`pie.pool.folder`) or which pages are there (`pie.pool.disk`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from pie.page.key import PageKey
+from pie.pool.folder import Folder, FoundPage
+from pie.pool.health import FolderState
+
+
+class Folders(tuple[Folder, ...]):
+    """At least one folder. Thread-safe."""
+
+    __slots__ = ()
+
+    @property
+    def bad_by_reason(self) -> Counter[str]:
+        """How many pages were found bad or not at all, by reason."""
+        return sum((folder.bad_pages for folder in self), Counter())
+
+    @property
+    def errors(self) -> Counter[str]:
+        """How often a disk refused something, by reason."""
+        return sum((folder.health.errors for folder in self), Counter())
+
+    @property
+    def any_off(self) -> bool:
+        """Whether one does not answer any more."""
+        return any(folder.health.is_off for folder in self)
+
+    def states(self) -> Counter[str]:
+        """Return how many are in which state."""
+        states = Counter({state.name.lower(): 0 for state in FolderState})
+        states.update(folder.health.state.name.lower() for folder in self)
+        return states
+
+    def open(self, lock_timeout_s: float) -> list[FoundPage]:
+        """Take all into use, and return what is in them; one that cannot be used is off.
+
+        Raises:
+            FolderInUseError: Another process uses one, and still does after `lock_timeout_s`.
+        """
+        found: list[FoundPage] = []
+        try:
+            for folder in self:
+                if folder.open(lock_timeout_s):
+                    found += _scan(folder)
+        except BaseException:
+            self.close()
+            raise
+        return found
+
+    def close(self) -> None:
+        """Bring what was written to the disks and let other processes have the folders."""
+        for folder in self:
+            folder.close()
+
+    def takers(self) -> list[Folder]:
+        """Return those that may be tried with a store now."""
+        return [folder for folder in self if folder.health.takes_stores]
+
+    def in_order(self, key: PageKey) -> Iterator[Folder]:
+        """Name the folder that a page belongs in, and then the others."""
+        start = int.from_bytes(key[:4]) % len(self)
+        yield from self[start:]
+        yield from self[:start]
+
+
+def _scan(folder: Folder) -> list[FoundPage]:
+    try:
+        return list(folder.scan())
+    except OSError as error:
+        folder.health.failed(error, "open")
+        return []
