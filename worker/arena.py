@@ -163,6 +163,16 @@ class Arena:
         for part in self.layout.attention_parts:
             self._copy(part, source_id, target_id)
 
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy token slots (`page × page_tokens + offset`) onto others, none of which is a source."""
+        source = torch.tensor(sources, device=self.device)
+        target = torch.tensor(targets, device=self.device)
+        for tensor in (*self.keys, *self.values):
+            flat = tensor.flatten(0, 1)
+            flat.index_copy_(0, target, flat[source])
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+
     def copy_state(self, source_slot: int, target_slot: int) -> None:
         """Copy the states in a slot onto another, for a sequence that forks."""
         if self.layout.state_bytes:

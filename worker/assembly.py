@@ -25,6 +25,10 @@ from pie.worker.errors import UnsupportedModel
 from pie.worker.generation import Vocabulary
 from pie.worker.model import Model, load_model
 from pie.worker.page_table import Change, PageTable
+from pie.worker.programs.calls import ModelShape
+from pie.worker.programs.lane import ProgramLane
+from pie.worker.programs.ledger import PageLedger
+from pie.worker.programs.roster import Roster
 from pie.worker.runner import Runner
 from pie.worker.scheduler import Limits
 from pie.worker.settings import ModelSettings
@@ -115,16 +119,17 @@ def make_engine(
             stride_pages=-(-settings.state_stride_tokens // settings.page_tokens),
             retention=RetentionManager(new_retention(), name="device states"),
         )
-    return Engine(
+    vocabulary = Vocabulary(
+        tokenizer=assembly.tokenizer,
+        eos_token_ids=frozenset(assembly.tokenizer.eos_token_ids),
+        context_tokens=assembly.context_tokens,
+    )
+    engine = Engine(
         Runner(model, arena),
         table,
         model.model_root,
         page_tokens=settings.page_tokens,
-        vocabulary=Vocabulary(
-            tokenizer=assembly.tokenizer,
-            eos_token_ids=frozenset(assembly.tokenizer.eos_token_ids),
-            context_tokens=assembly.context_tokens,
-        ),
+        vocabulary=vocabulary,
         limits=EngineLimits(
             scheduler=Limits(
                 max_running=settings.max_running,
@@ -138,6 +143,33 @@ def make_engine(
         on_changes=on_changes,
         states=states,
         debug=debug,
+    )
+    ledger = PageLedger(table, int(table.total * settings.program_share))
+    roster = Roster(
+        ledger,
+        model.model_root,
+        arena,
+        shape_of(model, assembly.context_tokens),
+        page_tokens=settings.page_tokens,
+        vocabulary=vocabulary,
+    )
+    engine.run_programs(
+        ProgramLane(roster, ledger, page_tokens=settings.page_tokens, max_rows=settings.max_running)
+    )
+    return engine
+
+
+def shape_of(model: Model, context_tokens: int) -> ModelShape:
+    """Return what programs may know of a model's layers."""
+    config = model.module.config.get_text_config()
+    return ModelShape(
+        vocab_size=model.vocab_size,
+        context_tokens=context_tokens,
+        hidden_size=int(config.hidden_size),
+        query_heads=max((spec.query_heads for spec in model.specs), default=0),
+        kv_heads=max((spec.kv_heads for spec in model.specs), default=0),
+        windows=tuple(spec.window for spec in model.specs),
+        is_recurrent=bool(model.states),
     )
 
 

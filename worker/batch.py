@@ -50,10 +50,13 @@ class Pass:
     positions: Sequence[int] | None = None
     """Position of each token where it is not its slot."""
     mask: torch.Tensor | None = None
-    """bool `[tokens, slots]`, `slots` = `start` + tokens: narrows what each token attends to. A
-    token that is left with nothing gets zeros from that attention."""
+    """bool `[tokens, slots]`, `slots` = `start` + tokens: narrows what each token attends to; or
+    `[layers or 1, query_heads or 1, tokens, slots]`, over the layers with attention. A token that is
+    left with nothing gets zeros from that attention."""
     scores_queries: int = 0
     """Report the attention of this many last tokens, see `StepOutput.scores`."""
+    hidden: bool = False
+    """Report the last hidden state of each token, see `StepOutput.hidden`."""
     state_in: StateSlot | None = None
     """Slot with the recurrent states of the tokens before `start`; None where `start` is 0, and for
     a model without such states. Read, and left as it is unless it is `state_out` too."""
@@ -104,6 +107,9 @@ class StepOutput:
     finite: Sequence[bool] | None = None
     """For each pass, whether all of its tokens and recurrent states came out as numbers; None where
     the logits of the last one say so, because it attends to all the others in every layer."""
+
+    hidden: Sequence[torch.Tensor | None] | None = None
+    """For each pass, `[tokens, hidden_size]`: what the logits are made of; None where not asked for."""
 
     def of(self, index: int) -> torch.Tensor:
         """Return the logits of pass `index`, `[rows, vocab_size]`; a view."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from pie.wire.messages import Generate, Load, Refused, TokenDelta
 from pie.worker.load_choice import Loaded
+from pie.worker.programs.commands import ProgramAnswer, ProgramCommand
 from pie.worker.sequence import Sequence
 
 
@@ -70,7 +71,7 @@ class Stop:
     """End the thread."""
 
 
-Command = Submit | CancelOne | CancelAll | LoadEnded | StoreEnded | Stop
+Command = Submit | CancelOne | CancelAll | LoadEnded | StoreEnded | ProgramCommand | Stop
 
 
 @dataclass(slots=True)
@@ -83,5 +84,6 @@ class StepReport:
     deltas: dict[bytes, list[TokenDelta]] = field(default_factory=dict)
     """By router."""
     refused: list[tuple[bytes, Refused]] = field(default_factory=list)
+    programs: list[ProgramAnswer] = field(default_factory=list)
     idle: bool = False
     """Whether nothing is left to do."""

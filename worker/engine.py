@@ -17,12 +17,12 @@ from dataclasses import dataclass
 
 from pie.page.events import Part
 from pie.page.key import RootKey, tenant_root
-from pie.pool.placement import GROUP_PAGES
 from pie.wire.messages import (
     RefusalCode,
     Refused,
     TokenDelta,
 )
+from pie.worker.batch import Pass
 from pie.worker.commands import (
     CancelAll,
     CancelOne,
@@ -40,11 +40,20 @@ from pie.worker.load_choice import with_outcome
 from pie.worker.offload import Offload
 from pie.worker.outcome import Drawn, Outcome, StepRunner, compute
 from pie.worker.page_table import Change, PageTable
+from pie.worker.programs.commands import ProgramBegan, ProgramCall, ProgramEnded
+from pie.worker.programs.lane import NewPage, ProgramLane
 from pie.worker.rates import StepTimes
 from pie.worker.scheduler import Chunk, Limits, Scheduler, StepPlan
 from pie.worker.sequence import Sequence
 from pie.worker.state_table import StateTable
-from pie.worker.stores import PageToStore, StoreQueue, WriteBehind
+from pie.worker.stores import (
+    PageToStore,
+    StoreQueue,
+    WriteBehind,
+    batch_pages,
+    page_to_store,
+    snapshot_to_store,
+)
 from pie.worker.suspended import SuspendedPages
 from pie.worker.working_set import ForkMemory, WorkingSet
 
@@ -57,15 +66,6 @@ computed before they are read."""
 _LEAST_PREFILL = 8
 """Prefill beside decode gets this part of a step's tokens at least, however slow the decode: else
 new requests would wait for the running ones to end."""
-
-
-def _batch_pages(step_pages: int, total_pages: int) -> int:
-    """Return how many pages to store at a time.
-
-    A batch begins with a step: one of fewer pages than a step fills would fall behind for ever. And
-    its pages are pinned: no more than a quarter of a large memory.
-    """
-    return max(GROUP_PAGES, min(step_pages, total_pages // 4))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +126,7 @@ class Engine:
         self._debug = debug
         self._offload: Offload | None = None
         self._suspended: SuspendedPages | None = None
+        self._programs: ProgramLane | None = None
         self._scheduler = Scheduler(
             table,
             limits.scheduler,
@@ -136,7 +137,7 @@ class Engine:
         self._stores = StoreQueue(
             table,
             limit_pages=limits.store_queue_pages,
-            batch_pages=_batch_pages(limits.scheduler.step_tokens // page_tokens, table.total),
+            batch_pages=batch_pages(limits.scheduler.step_tokens // page_tokens, table.total),
             states=states,
         )
         self._generations: dict[RequestKey, Generation] = {}
@@ -157,7 +158,8 @@ class Engine:
     @property
     def is_idle(self) -> bool:
         """Whether no request is left and no transfer under way."""
-        return self._scheduler.is_empty and not self._stores.is_busy
+        waits = self._programs is not None and not self._programs.roster.is_idle
+        return self._scheduler.is_empty and not self._stores.is_busy and not waits
 
     def attach(self, offload: Offload, suspended: SuspendedPages | None = None) -> None:
         """Use lower tiers and a pool from now on, and keep there what sequences had that yield."""
@@ -171,6 +173,11 @@ class Engine:
         self._suspended = self._figures.suspended = suspended
         if suspended is not None:
             self._scheduler.suspender = suspended
+
+    def run_programs(self, lane: ProgramLane) -> None:
+        """Run users' programs too from now on."""
+        self._programs = lane
+        lane.on_new_page = self._store_of_program
 
     def handle(self, command: Command) -> None:
         """Take one command."""
@@ -186,6 +193,9 @@ class Engine:
                 self._load_ended(command)
             case StoreEnded(stored, kept):
                 self._stores.ended(stored, kept)
+            case ProgramBegan() | ProgramCall() | ProgramEnded():
+                assert self._programs is not None
+                self._programs.roster.handle(command, self._clock())
             case _:
                 raise AssertionError(f"{command} is not for the engine")
 
@@ -198,8 +208,9 @@ class Engine:
         for sequence in plan.loads:
             assert self._offload is not None
             self._offload.load(sequence, self._times.prefill)
-        if plan.chunks:
-            self._run(plan)
+        passes = self._plan_programs(plan, now_s)
+        if plan.chunks or passes:
+            self._run(plan, passes)
         self._store()
         changes = self._table.take_changes()
         if self._states is not None:
@@ -209,13 +220,16 @@ class Engine:
         if self._debug and self.is_idle:
             self.check()
         self.load, self.status = self._figures.load(), self._figures.status()
-        return bool(plan.chunks)
+        return bool(plan.chunks or passes)
 
     def take_report(self) -> StepReport | None:
         """Return what there is to tell since the last call; None where it is nothing."""
         report = self._report
         idle = self.is_idle
-        told = report.deltas or report.refused or report.submitted != self._submitted
+        if self._programs is not None:
+            report.programs = self._programs.roster.take_answers()
+        told = report.deltas or report.refused or report.programs
+        told = told or report.submitted != self._submitted
         if not told and not idle:
             return None
         report.load = self.load = self._figures.load()
@@ -228,7 +242,11 @@ class Engine:
         """Raise `AssertionError` where table, scheduler and requests contradict each other."""
         self._scheduler.check()
         users = [list(one.working_set.pages) for one in self._scheduler.sequences()]
-        self._table.check([*users, self._stores.in_flight])
+        programs: list[int] = []
+        if self._programs is not None:
+            self._programs.roster.check()
+            programs = self._programs.roster.users()
+        self._table.check([*users, self._stores.in_flight, programs])
         if self._suspended is not None:
             self._suspended.check()
         if self._states is not None:
@@ -326,18 +344,32 @@ class Engine:
             if generation.deadline_s is not None and now_s >= generation.deadline_s:
                 self._fail(generation, "the request's deadline passed")
 
-    def _run(self, plan: StepPlan) -> None:
-        started_s = self._clock()
+    def _plan_programs(self, plan: StepPlan, now_s: float) -> list[Pass]:
+        if self._programs is None:
+            return []
         prefill = sum(chunk.tokens for chunk in plan.chunks if chunk.tokens > 1)
-        decode = plan.tokens - prefill
+        allowed = self._prefill_tokens() if plan.chunks else self._limits.scheduler.step_tokens
+        under_way = [key for one in self._scheduler.computing() for key in one.next_keys]
+        # Where requests take all of it, programs get a part on top: nobody is starved.
+        left = max(allowed - prefill, allowed // _LEAST_PREFILL)
+        return self._programs.plan(prefill_tokens=left, now_s=now_s, under_way=under_way)
+
+    def _run(self, plan: StepPlan, passes: list[Pass]) -> None:
+        started_s = self._clock()
+        sizes = [chunk.tokens for chunk in plan.chunks] + [len(one.token_ids) for one in passes]
+        prefill = sum(size for size in sizes if size > 1)
+        decode = sum(sizes) - prefill
         try:
             outcome = compute(
                 self._runner,
                 [(chunk, self._drawing(chunk)) for chunk in plan.chunks],
                 self._vocabulary.tokenizer.token_bytes,
+                passes,
             )
         except Exception as error:
-            log.exception("a step of %d sequences failed", len(plan.chunks))
+            log.exception("a step of %d sequences failed", len(sizes))
+            if self._programs is not None:
+                self._programs.fail(f"the model failed in this step: {error}", self._clock())
             for chunk in plan.chunks:
                 self._fail(
                     self._by_number[chunk.sequence.number],
@@ -356,6 +388,9 @@ class Engine:
             except Exception as error:
                 log.exception("a request failed after its step")
                 self._fail(generation, f"{type(error).__name__}: {error}")
+        if self._programs is not None:
+            first = len(plan.chunks)
+            self._programs.finish(outcome.output, first, outcome.finite[first:], now_s)
 
     def _finish(
         self, generation: Generation, chunk: Chunk, index: int, outcome: Outcome, now_s: float
@@ -364,9 +399,10 @@ class Engine:
         if not outcome.finite[index]:
             self._fail(generation, "the model's output is not a number")
             return
+        working_set = chunk.sequence.working_set
         for page in self._scheduler.advance(chunk, now_s, is_pure=outcome.pure[index]):
-            self._queue_store(chunk.sequence, page)
-        self._queue_snapshot(chunk.sequence)
+            self._put_store(page_to_store(working_set, page))
+        self._put_store(snapshot_to_store(working_set))
         if not chunk.draws:
             return
         own, *drawn = outcome.drawn[index]
@@ -440,31 +476,12 @@ class Engine:
     def _load_wish(self, sequence: Sequence) -> int:
         return 0 if self._offload is None else self._offload.wish(sequence, self._times.prefill)
 
-    def _queue_store(self, sequence: Sequence, index: int) -> None:
-        if self._offload is None:
-            return
-        working_set = sequence.working_set
-        self._stores.put(
-            PageToStore(
-                slot=working_set.pages[index],
-                page=working_set.page(index),
-                group=working_set.keys[index - index % GROUP_PAGES],
-            )
-        )
+    def _store_of_program(self, page: NewPage) -> None:
+        self._put_store(PageToStore(*page))
 
-    def _queue_snapshot(self, sequence: Sequence) -> None:
-        working_set = sequence.working_set
-        index, state = working_set.new_snapshot, working_set.state
-        if self._offload is None or index is None or state is None or state.source is None:
-            return
-        self._stores.put(
-            PageToStore(
-                slot=state.source,
-                page=working_set.page(index),
-                group=working_set.keys[index - index % GROUP_PAGES],
-                is_state=True,
-            )
-        )
+    def _put_store(self, page: PageToStore | None) -> None:
+        if self._offload is not None and page is not None:
+            self._stores.put(page)
 
     def _store(self) -> None:
         if self._offload is not None:

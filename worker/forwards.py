@@ -56,15 +56,25 @@ def join(batch: Batch, forwards: Sequence[Forward], outputs: Sequence[StepOutput
     logits: list[list[torch.Tensor]] = [[] for _ in batch.passes]
     scores: list[torch.Tensor | None] = [None for _ in batch.passes]
     finite = [True for _ in batch.passes]
+    hidden: list[list[torch.Tensor]] = [[] for _ in batch.passes]
     for forward, output in zip(forwards, outputs, strict=True):
         for index, origin in enumerate(forward.origins):
             logits[origin].append(output.of(index))
             scores[origin] = _sum(scores[origin], output.scores[index])
             finite[origin] &= output.finite is None or output.finite[index]
+            part = None if output.hidden is None else output.hidden[index]
+            if part is not None:
+                hidden[origin].append(part)
     sizes = [sum(map(len, parts)) for parts in logits]
     ends = list(itertools.accumulate(sizes))
     rows = [range(end - size, end) for end, size in zip(ends, sizes, strict=True)]
-    return StepOutput(torch.cat([part for parts in logits for part in parts]), rows, scores, finite)
+    return StepOutput(
+        torch.cat([part for parts in logits for part in parts]),
+        rows,
+        scores,
+        finite,
+        [torch.cat(parts) if parts else None for parts in hidden],
+    )
 
 
 def _steps(one: Pass) -> list[Pass]:
@@ -79,7 +89,7 @@ def _steps(one: Pass) -> list[Pass]:
             start=one.start + at,
             logits=LogitRows.NONE if one.logits is LogitRows.LAST and at < last else one.logits,
             positions=None if one.positions is None else one.positions[at : at + 1],
-            mask=None if one.mask is None else one.mask[at : at + 1, : one.start + at + 1],
+            mask=None if one.mask is None else one.mask[..., at : at + 1, : one.start + at + 1],
             scores_queries=int(at > last - one.scores_queries),
             state_in=one.state_in if not at else one.state_out,
         )

@@ -44,6 +44,8 @@ class Outcome:
     """Whether the model's output is a number."""
     pure: list[bool]
     """Whether the pass was one whose pages may have keys."""
+    output: StepOutput
+    """All that the model gave."""
     drawn: dict[int, list[Drawn]] = field(default_factory=dict)
     """What was drawn after each chunk that draws: a token for each generation in order."""
 
@@ -53,6 +55,7 @@ def compute(
     runner: StepRunner,
     chunks: Sequence[tuple[Chunk, Sequence[Generation]]],
     token_bytes: TokenBytes,
+    others: Sequence[Pass] = (),
 ) -> Outcome:
     """Run chunks through the model and draw tokens.
 
@@ -60,8 +63,9 @@ def compute(
         runner: The model.
         chunks: Each with the generations that draw a token from what comes after it.
         token_bytes: Tokens as bytes.
+        others: Passes that run in the same step, behind the chunks.
     """
-    passes = [_pass(chunk) for chunk, _ in chunks]
+    passes = [*(_pass(chunk) for chunk, _ in chunks), *others]
     output = runner.run(Batch(passes))
     # Every chunk asks for its last token's logits, drawn from or not: where every layer attends to
     # all tokens, a NaN in any of them reaches the last one.
@@ -71,6 +75,7 @@ def compute(
     outcome = Outcome(
         [logits_finite[row] and finite for row, finite in zip(rows, states_finite, strict=True)],
         [one.is_pure for one in passes],
+        output,
     )
     drawing = [
         (i, generation)

@@ -88,7 +88,8 @@ class Runner:
         keeps = self._keeps and not forward.as_rows
         if keeps:
             given["logits_to_keep"] = step.wanted
-        with answering(step), self._watching() as seen:
+        asks = any(one.hidden for one in batch.passes)
+        with answering(step), self._watching(asked=asks) as seen:
             output = self.model.module(**given, cache=cache, use_cache=True)
         logits = output.logits.flatten(0, 1)
         if not keeps:
@@ -100,7 +101,8 @@ class Runner:
             finite = (
                 kept if finite is None else [a and b for a, b in zip(finite, kept, strict=True)]
             )
-        return StepOutput(logits.float(), step.rows, step.scores, finite)
+        hidden = _hidden(seen[0], batch) if asks else None
+        return StepOutput(logits.float(), step.rows, step.scores, finite, hidden)
 
     def _states(self, forward: Forward, cache: PageCache) -> States:
         slots = [one.state_in for one in forward.passes if one.state_in is not None]
@@ -108,14 +110,14 @@ class Runner:
         return States(self.model.states, self.arena.states, slots or None, cache)
 
     @contextlib.contextmanager
-    def _watching(self) -> Iterator[list[torch.Tensor]]:
-        """Collect the last hidden states, where the last token's logits do not tell of all.
+    def _watching(self, *, asked: bool) -> Iterator[list[torch.Tensor]]:
+        """Collect the last hidden states, where asked or where the last token's logits do not tell of all.
 
         Behind a sliding window or a convolution a token that is not a number goes unseen: its state
         would be kept.
         """
         seen: list[torch.Tensor] = []
-        if not any(self._windows) and not self._pairs:
+        if not asked and not any(self._windows) and not self._pairs:
             yield seen
             return
 
@@ -134,6 +136,13 @@ def _finite(hidden: torch.Tensor, batch: Batch) -> list[bool]:
     rows = torch.isfinite(hidden).all(dim=-1).flatten()
     sizes = [len(one.token_ids) for one in batch.passes]
     return [bool(part.all()) for part in torch.split(rows, sizes)]
+
+
+def _hidden(hidden: torch.Tensor, batch: Batch) -> list[torch.Tensor | None]:
+    """Return each pass's part of `hidden` (`[rows, tokens, hidden_size]`) where it is asked for."""
+    sizes = [len(one.token_ids) for one in batch.passes]
+    parts = torch.split(hidden.flatten(0, 1), sizes)
+    return [part if one.hidden else None for part, one in zip(parts, batch.passes, strict=True)]
 
 
 def check(passes: Sequence[Pass], model: Model, arena: Arena) -> None:
@@ -164,7 +173,7 @@ def check(passes: Sequence[Pass], model: Model, arena: Arena) -> None:
         used = one.page_ids[:pages]
         if min(used, default=0) < 0 or max(used, default=0) >= max(1, arena.num_pages):
             raise BatchError(f"{name} names a page outside of the arena")
-        _check_extras(one, name, model.context_tokens)
+        _check_extras(one, name, model)
         if one.write:
             for page in used[one.start // page_tokens :]:
                 if written.setdefault(page, one.sequence_id) != one.sequence_id:
@@ -189,15 +198,20 @@ def _check_states(passes: Sequence[Pass], arena: Arena) -> None:
         written.add(one.state_out)
 
 
-def _check_extras(one: Pass, name: str, context_tokens: int) -> None:
+def _check_extras(one: Pass, name: str, model: Model) -> None:
     if one.positions is not None:
         if len(one.positions) != len(one.token_ids):
             raise BatchError(f"{name} has another number of positions than tokens")
-        if min(one.positions) < 0 or max(one.positions) >= context_tokens:
+        if min(one.positions) < 0 or max(one.positions) >= model.context_tokens:
             raise BatchError(f"{name} has a position outside of the context")
     if one.mask is not None:
         shape = (len(one.token_ids), one.end)
-        if one.mask.shape != shape or one.mask.dtype is not torch.bool:
+        heads = max((spec.query_heads for spec in model.specs), default=0)
+        outer = tuple(one.mask.shape[:-2])
+        fits = not outer or (
+            len(outer) == 2 and outer[0] in (1, len(model.specs)) and outer[1] in (1, heads)
+        )
+        if not fits or one.mask.shape[-2:] != shape or one.mask.dtype is not torch.bool:
             raise BatchError(
                 f"{name} has a mask of {tuple(one.mask.shape)} {one.mask.dtype}, not {shape} bool"
             )

@@ -30,7 +30,7 @@ from pie.worker.load_choice import Loaded
 from pie.worker.page_table import PageTable
 from pie.worker.sequence import Sequence, SequenceState
 from pie.worker.state_table import StateTable
-from pie.worker.working_set import ForkMemory
+from pie.worker.working_set import ForkMemory, WorkingSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,6 +324,10 @@ class Scheduler:
             *self._forking,
             *self._orphans,
         )
+
+    def computing(self) -> Iterator[WorkingSet]:
+        """List the working sets of those that run or load."""
+        yield from (one.working_set for one in (*self._running, *self._loading))
 
     def check(self) -> None:
         """Raise `AssertionError` where scheduler and page table contradict themselves."""

@@ -69,6 +69,13 @@ class ModelSettings(BaseModel):
         description="Most of `device_kv_budget` that recurrent states take in a model that has "
         "attention too; pages get the rest. A model without attention gives them all.",
     )
+    program_share: float = Field(
+        default=0.5,
+        gt=0,
+        le=1,
+        description="Most of the pages that users' programs (inferlets) hold together; what they share with "
+        "each other counts once.",
+    )
     state_stride_tokens: int = Field(
         default=512,
         ge=1,

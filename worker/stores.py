@@ -15,10 +15,12 @@ from dataclasses import dataclass
 
 from pie.page.events import Part
 from pie.page.key import PageKey
+from pie.pool.placement import GROUP_PAGES
 from pie.worker.batch import PageSlot, StateSlot
 from pie.worker.lower_tiers import LowerTiers
 from pie.worker.page_table import FrozenPage, PageTable
 from pie.worker.state_table import StateTable
+from pie.worker.working_set import WorkingSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,37 @@ class PageToStore:
     group: PageKey
     is_state: bool = False
     """Whether it is the snapshot at the page's end, which lies in a state slot."""
+
+
+def batch_pages(step_pages: int, total_pages: int) -> int:
+    """Return how many pages to store at a time.
+
+    A batch begins with a step: one of fewer pages than a step fills would fall behind for ever. And
+    its pages are pinned: no more than a quarter of a large memory.
+    """
+    return max(GROUP_PAGES, min(step_pages, total_pages // 4))
+
+
+def page_to_store(working_set: WorkingSet, index: int) -> PageToStore:
+    """Return a frozen page of a working set."""
+    return PageToStore(
+        slot=working_set.pages[index],
+        page=working_set.page(index),
+        group=working_set.keys[index - index % GROUP_PAGES],
+    )
+
+
+def snapshot_to_store(working_set: WorkingSet) -> PageToStore | None:
+    """Return the snapshot that the last pass left; None where it left none."""
+    index, state = working_set.new_snapshot, working_set.state
+    if index is None or state is None or state.source is None:
+        return None
+    return PageToStore(
+        slot=state.source,
+        page=working_set.page(index),
+        group=working_set.keys[index - index % GROUP_PAGES],
+        is_state=True,
+    )
 
 
 class StoreQueue:

@@ -35,7 +35,8 @@ class Piece:
     start: int
     tokens: int
     mask: str = ""
-    """`""`, `random`, or `holes`: random with tokens that may attend to nothing."""
+    """`""`, `random`, `holes`: random with tokens that may attend to nothing, or `heads`: another
+    random one for each layer and head."""
     scores_queries: int = 0
     is_written: bool = True
 
@@ -119,6 +120,8 @@ _FLOAT32 = (
     Case("reads_frozen_pages", _spec(), _FROZEN),
     Case("mask", _spec(), (Piece(0, 20, "random"), Piece(40, 1, "random"), Piece(21, 9, "random"))),
     Case("mask_that_leaves_nothing", _spec(), (Piece(0, 20, "holes"), Piece(33, 1, "holes"))),
+    Case("mask_of_heads", _spec(), (Piece(0, 20, "heads"), Piece(40, 1, "heads"), Piece(5, 3))),
+    Case("mask_of_heads_and_window", _spec(window=12), (Piece(30, 9, "heads", 2), Piece(50, 1))),
     Case("mask_and_window", _spec(window=12), (Piece(30, 9, "holes"), Piece(50, 1))),
     Case(
         "scores",
@@ -226,7 +229,7 @@ class _Step:
                     start=piece.start,
                     page_ids=page_ids,
                     is_written=piece.is_written,
-                    mask=_mask(piece, end, draw),
+                    mask=_mask(piece, end, draw, spec.query_heads),
                     scores=scores,
                     scores_queries=piece.scores_queries,
                 )
@@ -240,15 +243,16 @@ class _Step:
 def _expected(case: Case) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Return what the reference makes of a case; several backends are compared with it."""
     step = _Step(case, torch.device("cpu"))
-    return reference.attend(case.spec, step.spans, step.query, step.keys, step.values)
+    return reference.attend(case.spec, step.spans, step.query, step.keys, step.values, layer=1)
 
 
-def _mask(piece: Piece, end: int, draw: torch.Generator) -> torch.Tensor | None:
+def _mask(piece: Piece, end: int, draw: torch.Generator, query_heads: int) -> torch.Tensor | None:
     if not piece.mask:
         return None
-    mask = torch.rand((piece.tokens, end), generator=draw) < 0.6
+    outer = (2, query_heads) if piece.mask == "heads" else ()
+    mask = torch.rand((*outer, piece.tokens, end), generator=draw) < 0.6
     own = torch.arange(piece.start, end)
-    mask[torch.arange(piece.tokens), own] = True
+    mask[..., torch.arange(piece.tokens), own] = True
     if piece.mask == "holes":
         mask[:: max(1, piece.tokens // 3)] = False
     return mask

@@ -55,7 +55,7 @@ class Span:
     is_written: bool = True
     """False where the arena's keys and values of its own slots come from an earlier step."""
     mask: torch.Tensor | None = None
-    """bool `[tokens, end]`"""
+    """bool `[tokens, end]`, or `[layers or 1, query_heads or 1, tokens, end]`"""
     scores: torch.Tensor | None = None
     """float32 `[layers, most query_heads of any layer, end]`, zeros: the attention that the last `scores_queries`
     tokens pay to each slot is added to it."""

@@ -183,8 +183,10 @@ class _SingleView:
         if window is not None:
             allowed &= slots > own - window
         if span.mask is not None:
-            allowed &= span.mask[:, self._base : span.end].to(device)
-        self._mask = allowed
+            allowed = allowed & span.mask[..., self._base : span.end].to(device)
+        self._allowed = (
+            allowed.view(-1, *allowed.shape[-3:]) if allowed.ndim > 2 else allowed[None, None]
+        )
         self._has_empty = span.mask is not None and not bool(allowed.any(-1).all())
 
     def attend(
@@ -199,6 +201,8 @@ class _SingleView:
         k = keys.index_select(0, self._pages).flatten(0, 1)[: self._slots].transpose(0, 1)
         v = values.index_select(0, self._pages).flatten(0, 1)[: self._slots].transpose(0, 1)
         span = self._span
+        # `[query_heads or 1, tokens, slots]`
+        allowed = self._allowed[layer if len(self._allowed) > 1 else 0]
         if spec.softcap is None and span.scores is None and not self._has_empty:
             q = query.transpose(0, 1).unsqueeze(0)
             out.copy_(
@@ -206,7 +210,7 @@ class _SingleView:
                     q,
                     k.unsqueeze(0),
                     v.unsqueeze(0),
-                    attn_mask=self._mask,
+                    attn_mask=allowed,
                     scale=spec.scaling,
                     enable_gqa=spec.group > 1,
                 )[0].transpose(0, 1)
@@ -218,7 +222,9 @@ class _SingleView:
             rows = slice(at, min(at + step, span.tokens))
             count = rows.stop - rows.start
             q = query[rows].view(count, spec.kv_heads, spec.group, spec.key_dim).permute(1, 2, 0, 3)
-            mask = self._mask[rows]
+            mask = allowed[:, rows]
+            if len(mask) > 1:
+                mask = mask.view(spec.kv_heads, spec.group, *mask.shape[1:])
             weights = _weights(q, k[:, None], spec, mask)
             if self._has_empty:
                 weights = weights.masked_fill(~mask, 0.0)

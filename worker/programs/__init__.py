@@ -1,0 +1,1 @@
+"""Users' programs on a worker: their working sets, their passes, their processes."""

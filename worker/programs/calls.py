@@ -1,0 +1,179 @@
+"""A program's pass as it comes off the pipe, checked against what the model is.
+
+Covers turning frames into arrays and refusing what cannot be meant. Does not cover what depends on
+the working set (`pie.worker.programs.run`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pie.wire.programs import PassInput, Rows, Trouble
+from pie.worker.programs.slots import Bools, Ints
+from pie.worker.programs.trouble import CallError
+
+_MOST_RESULT_BYTES = 64 << 20
+_MOST_MASK_ELEMENTS = 1 << 28
+_MOST_TOP = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """What checks and masks need to know of a model."""
+
+    vocab_size: int
+    context_tokens: int
+    hidden_size: int
+    query_heads: int
+    """Most of any layer."""
+    kv_heads: int
+    windows: tuple[int | None, ...]
+    """Of each layer with attention."""
+    is_recurrent: bool
+
+    @property
+    def layers(self) -> int:
+        """Layers with attention."""
+        return len(self.windows)
+
+
+@dataclass(frozen=True, slots=True)
+class PassCall:
+    """One sequence's part of a pass."""
+
+    set: int
+    tokens: list[int]
+    positions: Ints | None
+    write: int | None
+    read: Ints | None
+    mask: Bools | None
+    """`[layers or 1, query_heads or 1, tokens, slots]`"""
+    wants: PassInput
+    targets: Ints
+
+
+def read_inputs(
+    inputs: Sequence[PassInput], frames: Sequence[bytes], shape: ModelShape
+) -> list[PassCall]:
+    """Return the parts of a pass.
+
+    Raises:
+        CallError: Says what is wrong with which of them.
+    """
+    if not inputs:
+        raise bad("a pass has at least one sequence")
+    if len({one.set for one in inputs}) < len(inputs):
+        raise bad("a pass has two inputs for the same working set: fork it, or run two passes")
+    left = list(frames)
+
+    def ints() -> Ints:
+        if not left or len(left[0]) % 4:
+            raise bad("a pass came with other frames than it announces")
+        return np.frombuffer(left.pop(0), "<u4").astype(np.int64)
+
+    calls = []
+    for one in inputs:
+        tokens = ints()
+        positions = ints() if one.has_positions else None
+        read = ints() if one.has_read else None
+        mask = None
+        if one.mask is not None:
+            mask = _mask(one.mask, left.pop(0) if left else b"", shape)
+        targets = ints() if one.targets else np.empty(0, np.int64)
+        _check(one, tokens, positions, targets, shape)
+        calls.append(
+            PassCall(one.set, tokens.tolist(), positions, one.write, read, mask, one, targets)
+        )
+    if left:
+        raise bad("a pass came with other frames than it announces")
+    if sum(_result_bytes(call, shape) for call in calls) > _MOST_RESULT_BYTES:
+        raise bad(
+            f"the results of this pass would take more than {_MOST_RESULT_BYTES >> 20} MiB: ask for "
+            "the last token's logits, or run fewer tokens in a pass"
+        )
+    return calls
+
+
+def check_tokens(tokens: Ints, shape: ModelShape) -> None:
+    """Refuse tokens that the model does not know, and none at all.
+
+    Raises:
+        CallError: Says which.
+    """
+    if not len(tokens):
+        raise bad("a pass needs at least one token")
+    if int(tokens.max()) >= shape.vocab_size:
+        raise bad(f"token {int(tokens.max())} is not below {shape.vocab_size}")
+
+
+def read_ints(frames: Sequence[bytes]) -> Ints:
+    """Return the numbers in the one frame of a call.
+
+    Raises:
+        CallError: There is another number of frames, or it holds no 32-bit numbers.
+    """
+    if len(frames) != 1 or len(frames[0]) % 4:
+        raise bad("the call needs one frame of 32-bit numbers")
+    return np.frombuffer(frames[0], "<u4").astype(np.int64)
+
+
+def bad(message: str) -> CallError:
+    """Return the error of a call that nobody can carry out."""
+    return CallError(Trouble.BAD_CALL, message)
+
+
+def _check(
+    one: PassInput, tokens: Ints, positions: Ints | None, targets: Ints, shape: ModelShape
+) -> None:
+    check_tokens(tokens, shape)
+    if positions is not None:
+        if len(positions) != len(tokens):
+            raise bad(f"there are {len(positions)} positions for {len(tokens)} tokens")
+        if int(positions.max()) >= shape.context_tokens:
+            raise CallError(
+                Trouble.CONTEXT_LENGTH,
+                f"position {int(positions.max())} is not below the model's {shape.context_tokens}",
+            )
+    if len(targets) != one.targets or one.targets > len(tokens):
+        raise bad(f"log-probabilities of {len(targets)} tokens after {len(tokens)} inputs")
+    if len(targets) and int(targets.max()) >= shape.vocab_size:
+        raise bad(f"token {int(targets.max())} is not below {shape.vocab_size}")
+    if not 0 <= one.top <= min(_MOST_TOP, shape.vocab_size):
+        raise bad(f"the likeliest {one.top} tokens: at most {_MOST_TOP} can be asked for")
+    if not 0 <= one.scores <= len(tokens):
+        raise bad(f"scores of the last {one.scores} of {len(tokens)} tokens")
+    if shape.is_recurrent and (one.mask is not None or one.has_read or one.scores):
+        raise recurrent("masks and scores are about attention")
+
+
+def recurrent(why: str) -> CallError:
+    """Return the error of what cannot be done to recurrent layers."""
+    return CallError(
+        Trouble.RECURRENT,
+        f"this model has recurrent layers, whose state holds all tokens in one: {why}",
+    )
+
+
+def _mask(shape: tuple[int, int, int, int], bits: bytes, model: ModelShape) -> Bools:
+    count = math.prod(shape)
+    if min(shape) < 1 or count > _MOST_MASK_ELEMENTS or len(bits) != -(-count // 8):
+        raise bad(f"a mask of shape {shape} came with {len(bits)} bytes")
+    if shape[0] not in (1, model.layers) or shape[1] not in (1, model.query_heads):
+        raise bad(
+            f"a mask for {shape[0]} layers and {shape[1]} heads: the model has {model.layers} layers "
+            f"with attention and {model.query_heads} query heads"
+        )
+    packed: NDArray[np.uint8] = np.frombuffer(bits, np.uint8)
+    return np.unpackbits(packed, count=count).astype(np.bool_).reshape(shape)
+
+
+def _result_bytes(call: PassCall, shape: ModelShape) -> int:
+    rows = {Rows.NONE: 0, Rows.LAST: 1, Rows.ALL: len(call.tokens)}
+    wants = call.wants
+    elements = rows[wants.logits] * shape.vocab_size + rows[wants.hidden] * shape.hidden_size
+    return 4 * (elements + len(call.targets) + 2 * wants.top)

@@ -1,0 +1,192 @@
+"""Which sequences of programs run in the next step, and what came of it.
+
+Covers fair shares of a step. Pure; time comes in as `now_s`. Does not cover the order of calls
+(`pie.worker.programs.roster`), one sequence's way through a pass (`pie.worker.programs.run`) or requests
+(`pie.worker.scheduler`), which run in the same steps.
+
+Every sequence of a program that wants one token gets it in each step, up to a limit; prefill of programs
+shares what the step has left evenly among those that want some, and each step begins with another
+program. A page that somebody else is computing is waited for and shared.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from pie.page.key import PageKey
+from pie.wire.programs import PassDone, Trouble
+from pie.worker.batch import Pass, StepOutput
+from pie.worker.page_table import FrozenPage
+from pie.worker.programs.answers import part_of
+from pie.worker.programs.ledger import PageLedger
+from pie.worker.programs.roster import Job, Roster
+from pie.worker.programs.run import Run
+from pie.worker.programs.slots import out_of_pages
+from pie.worker.programs.trouble import CallError
+from pie.worker.sampling import draw
+
+_WAITS_FOR_PAGES_S = 5.0
+"""How long a pass waits for room before it fails: others may end meanwhile."""
+
+NewPage = tuple[int, FrozenPage, PageKey]
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """The next tokens of a run."""
+
+    job: Job
+    run: Run
+    tokens: int
+
+
+class ProgramLane:
+    """The programs' part of an engine's steps.
+
+    Args:
+        roster: The programs.
+        ledger: Their pages.
+        page_tokens: Tokens in a page.
+        max_rows: Most sequences in one step.
+    """
+
+    def __init__(
+        self,
+        roster: Roster,
+        ledger: PageLedger,
+        *,
+        page_tokens: int,
+        max_rows: int,
+    ) -> None:
+        self.roster = roster
+        self._ledger = ledger
+        self._page_tokens = page_tokens
+        self._max_rows = max_rows
+        self.on_new_page: Callable[[NewPage], None] = lambda _: None
+        """Told of pages that were frozen and that nobody held before."""
+        self._planned: list[_Chunk] = []
+
+    def plan(
+        self, *, prefill_tokens: int, now_s: float, under_way: Collection[PageKey]
+    ) -> list[Pass]:
+        """Choose the passes of the next step.
+
+        Args:
+            prefill_tokens: Most tokens of sequences that want more than one.
+            now_s: The time.
+            under_way: Keys of pages that requests are computing.
+        """
+        programs = list(self.roster.programs.values())
+        if not programs:
+            return []
+        self._planned = []
+        waiting: list[list[tuple[Job, Run]]] = []
+        for program in programs:
+            ready = [(job, run) for job in program.running() for run in job.runs if run.left]
+            for job, run in ready:
+                if run.left == 1:
+                    self._add(job, run, 1, now_s)
+            waiting.append([(job, run) for job, run in ready if run.left > 1])
+        keys, left = set(under_way), prefill_tokens
+        rounds = itertools.chain.from_iterable(itertools.zip_longest(*waiting))
+        wanting = [one for one in rounds if one is not None]
+        for ahead, (job, run) in enumerate(wanting):
+            if left <= 0:
+                break
+            sharers = min(len(wanting) - ahead, sum(map(bool, waiting)))
+            share = max(self._page_tokens, left // sharers)
+            left -= self._prefill(job, run, min(share, left), keys, now_s)
+        # Another program comes first next time.
+        first = programs[0].name
+        self.roster.programs[first] = self.roster.programs.pop(first)
+        return [one.run.make_pass(one.tokens) for one in self._planned]
+
+    def finish(self, output: StepOutput, first: int, finite: Sequence[bool], now_s: float) -> None:
+        """Take in what the planned passes gave.
+
+        Args:
+            output: Of the whole step.
+            first: The first of them in it.
+            finite: Of each, whether it came out as numbers.
+            now_s: The time.
+        """
+        planned, self._planned = self._planned, []
+        drawing: list[tuple[Run, int]] = []
+        for at, chunk in enumerate(planned):
+            run, at_output = chunk.run, first + at
+            if not finite[at]:
+                error = CallError(Trouble.FAILED, "the model's output is not a number")
+                self.roster.fail(chunk.job, error, now_s)
+                continue
+            hidden = None if output.hidden is None else output.hidden[at_output]
+            run.take(chunk.tokens, output.of(at_output), hidden, output.scores[at_output], now_s)
+            for page in run.set.new_pages:
+                self.on_new_page(page)
+            run.set.new_pages.clear()
+            if not run.left and run.row is not None:
+                drawing.append((run, output.rows[at_output].stop - 1))
+        if drawing:
+            rows = [run.row for run, _ in drawing if run.row is not None]
+            tokens = draw(output.logits[[row for _, row in drawing]], rows)
+            for (run, _), token in zip(drawing, tokens, strict=True):
+                run.token = token
+        for job in dict.fromkeys(chunk.job for chunk in planned):
+            if job.runs and not any(run.left for run in job.runs):
+                self._done(job, now_s)
+
+    def fail(self, reason: str, now_s: float) -> None:
+        """Learn that the step failed as a whole."""
+        planned, self._planned = self._planned, []
+        for job in dict.fromkeys(chunk.job for chunk in planned):
+            self.roster.fail(job, CallError(Trouble.FAILED, reason), now_s)
+
+    def _prefill(
+        self, job: Job, run: Run, budget: int, under_way: set[PageKey], now_s: float
+    ) -> int:
+        """Plan a chunk; return its tokens. None while somebody else computes its next page."""
+        run.match(now_s)
+        keys = run.next_keys()
+        if keys and run.left > self._page_tokens and keys[0] in under_way:
+            return 0
+        under_way.update(keys)
+        count = min(run.left, budget)
+        return count if self._add(job, run, count, now_s) else 0
+
+    def _add(self, job: Job, run: Run, count: int, now_s: float) -> bool:
+        """Plan a chunk where there is room for it; a run that finds none for long fails."""
+        if len(self._planned) >= self._max_rows:
+            return False
+        if run.set.reserve(count, now_s):
+            run.blocked_s = None
+            self._planned.append(_Chunk(job, run, count))
+            return True
+        run.blocked_s = now_s if run.blocked_s is None else run.blocked_s
+        if now_s - run.blocked_s > _WAITS_FOR_PAGES_S:
+            self._planned = [one for one in self._planned if one.job is not job]
+            self.roster.fail(job, out_of_pages(self._ledger, -(-count // self._page_tokens)), now_s)
+        return False
+
+    def _done(self, job: Job, now_s: float) -> None:
+        """Answer a job whose runs have run, or let it go on."""
+        if job.continuation is None:
+            parts = [part_of(run) for run in job.runs]
+            frames = [frame for _, more in parts for frame in more]
+            done = PassDone(job.number, tuple(part for part, _ in parts))
+            self.roster.end(job, done, frames, now_s)
+            return
+        (run,) = job.runs
+        assert run.token is not None
+        drawn = job.continuation.push(run.token)
+        if not drawn.finish:
+            self.roster.say(job, drawn)
+            run.go_on()
+            return
+        one = run.set
+        told = msgspec.structs.replace(
+            drawn, length=one.next_slot, pages=len(one.pages), cached_tokens=one.cached_tokens
+        )
+        self.roster.end(job, told, (), now_s)

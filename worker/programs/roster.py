@@ -1,0 +1,370 @@
+"""Programs' working sets, and their calls in order.
+
+Covers which call may be carried out when, and carrying out those that need no pass. Does not cover
+which passes run in a step (`pie.worker.programs.lane`), one sequence's way through a pass
+(`pie.worker.programs.run`) or processes (`pie.worker.programs.host`).
+
+Calls that name a working set in common are carried out in order: a call waits until it is the first
+on each of its sets.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+from pie.page.key import RootKey, tenant_root
+from pie.wire.frames import Buffer
+from pie.wire.programs import (
+    AskSet,
+    CancelCall,
+    CloseSet,
+    CompactSet,
+    DropSlots,
+    ForkSet,
+    GenerateTokens,
+    OpenSet,
+    PassInput,
+    RunPass,
+    SealSet,
+    SetState,
+    Trouble,
+)
+from pie.worker.draws import fresh_seed
+from pie.worker.generation import Vocabulary
+from pie.worker.programs.answers import slots_frame
+from pie.worker.programs.calls import (
+    ModelShape,
+    PassCall,
+    bad,
+    check_tokens,
+    read_inputs,
+    read_ints,
+    recurrent,
+)
+from pie.worker.programs.commands import (
+    EngineAnswer,
+    ProgramAnswer,
+    ProgramBegan,
+    ProgramCall,
+    ProgramCommand,
+    ProgramEnded,
+)
+from pie.worker.programs.continuation import Continuation
+from pie.worker.programs.ledger import PageLedger
+from pie.worker.programs.run import Run
+from pie.worker.programs.slots import SlotMemory, SlotSet
+from pie.worker.programs.trouble import CallError
+from pie.worker.sampling import SamplingRow
+
+_MOST_SETS = 4096
+"""Working sets of one program."""
+
+
+class Job:
+    """A call that has not been answered for good."""
+
+    def __init__(self, program: Program, call: ProgramCall, sets: tuple[int, ...]) -> None:
+        self.program = program
+        self.call = call
+        self.sets = sets
+        self.runs: list[Run] = []
+        self.continuation: Continuation | None = None
+
+    @property
+    def number(self) -> int:
+        """The call's number."""
+        return self.call.call.call
+
+
+class Program:
+    """What one program has."""
+
+    def __init__(self, name: str, root: RootKey, tenant_tag: str) -> None:
+        self.name = name
+        self.root = root
+        self.tenant_tag = tenant_tag
+        self.sets: dict[int, SlotSet] = {}
+        self.queues: dict[int, deque[Job]] = {}
+        """Jobs on each working set, in order."""
+
+    def running(self) -> Iterator[Job]:
+        """List the jobs that have sequences to run."""
+        seen: set[int] = set()
+        for queue in self.queues.values():
+            if queue and queue[0].runs and id(queue[0]) not in seen:
+                seen.add(id(queue[0]))
+                yield queue[0]
+
+    def set(self, number: int) -> SlotSet:
+        """Return a working set.
+
+        Raises:
+            CallError: There is none with this number.
+        """
+        found = self.sets.get(number)
+        if found is None:
+            raise bad(f"there is no working set {number}")
+        return found
+
+
+class Roster:
+    """All programs of an engine.
+
+    Args:
+        ledger: Where pages come from.
+        root: The model's root key.
+        memory: Where pages lie.
+        shape: The model.
+        page_tokens: Tokens in a page.
+        vocabulary: Tokenizer, end tokens and context.
+    """
+
+    def __init__(
+        self,
+        ledger: PageLedger,
+        root: RootKey,
+        memory: SlotMemory,
+        shape: ModelShape,
+        *,
+        page_tokens: int,
+        vocabulary: Vocabulary,
+    ) -> None:
+        self.programs: dict[str, Program] = {}
+        self._ledger = ledger
+        self._root = root
+        self._memory = memory
+        self._shape = shape
+        self._page_tokens = page_tokens
+        self._vocabulary = vocabulary
+        self._answers: list[ProgramAnswer] = []
+        self._numbers = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no program waits for anything."""
+        return not any(any(one.queues.values()) for one in self.programs.values())
+
+    def handle(self, command: ProgramCommand, now_s: float) -> None:
+        """Take one command."""
+        match command:
+            case ProgramBegan(name, salt, tag):
+                self.programs[name] = Program(name, tenant_root(self._root, salt=salt), tag)
+            case ProgramEnded(name):
+                program = self.programs.pop(name, None)
+                for one in () if program is None else program.sets.values():
+                    one.release()
+            case ProgramCall(name):
+                program = self.programs.get(name)
+                if program is not None:
+                    self._take(program, command, now_s)
+
+    def take_answers(self) -> list[ProgramAnswer]:
+        """Return what there is to say since the last call."""
+        answers, self._answers = self._answers, []
+        return answers
+
+    def say(self, job: Job, message: EngineAnswer, frames: Sequence[Buffer] = ()) -> None:
+        """Tell a job's program something; more follows."""
+        self._answers.append(ProgramAnswer(job.program.name, message, frames))
+
+    def end(self, job: Job, message: EngineAnswer, frames: Sequence[Buffer], now_s: float) -> None:
+        """Answer a job for good, and carry out what waited for it."""
+        job.runs = []
+        self.say(job, message, frames)
+        self._forget(job)
+        self._go_on(job.program, job.sets, now_s)
+
+    def fail(self, job: Job, error: CallError, now_s: float) -> None:
+        """Answer a job with an error; once."""
+        if job.runs:
+            self.end(job, error.answer(job.number), (), now_s)
+
+    def users(self) -> list[int]:
+        """List the pages of every working set, as often as they are used."""
+        sets = (one for program in self.programs.values() for one in program.sets.values())
+        return [page for one in sets for page in one.pages]
+
+    def check(self) -> None:
+        """Raise `AssertionError` where working sets and ledger contradict each other."""
+        for program in self.programs.values():
+            for one in program.sets.values():
+                one.check()
+        assert sorted(self.users()) == sorted(self._ledger.users())
+        assert len(self._ledger) <= self._ledger.cap
+
+    def _take(self, program: Program, call: ProgramCall, now_s: float) -> None:
+        message = call.call
+        if isinstance(message, CancelCall):
+            self._cancel(program, message)
+            return
+        if isinstance(message, RunPass):
+            sets = tuple(dict.fromkeys(one.set for one in message.inputs))
+        elif isinstance(message, ForkSet):
+            sets = (message.set, *message.forks)
+        else:
+            sets = (message.set,)
+        job = Job(program, call, sets)
+        try:
+            self._open(program, message)
+        except CallError as error:
+            self.say(job, error.answer(message.call))
+            return
+        unknown = [one for one in sets if one not in program.queues]
+        if unknown:
+            self.say(job, bad(f"there is no working set {unknown[0]}").answer(message.call))
+            return
+        for one in sets:
+            program.queues[one].append(job)
+        self._go_on(program, sets, now_s)
+
+    def _open(self, program: Program, message: object) -> None:
+        """Make queues for working sets that a call is to make."""
+        match message:
+            case OpenSet(_, number):
+                new: tuple[int, ...] = (number,)
+            case ForkSet(_, _, forks):
+                new = forks
+            case _:
+                return
+        if len(set(new)) < len(new) or any(one in program.queues for one in new):
+            raise bad("a working set's number was given twice")
+        if len(program.queues) + len(new) > _MOST_SETS:
+            raise bad(f"a program may have {_MOST_SETS} working sets at a time: close some")
+        program.queues.update((one, deque()) for one in new)
+
+    def _go_on(self, program: Program, sets: Sequence[int], now_s: float) -> None:
+        """Carry out what can be, of the calls on these working sets."""
+        left = list(sets)
+        while left:
+            queue = program.queues.get(left[-1])
+            job = queue[0] if queue else None
+            if (
+                job is None
+                or job.runs
+                or any(
+                    program.queues[one][0] is not job for one in job.sets if one in program.queues
+                )
+            ):
+                left.pop()
+                continue
+            try:
+                self._carry_out(job, now_s)
+            except CallError as error:
+                self.say(job, error.answer(job.number))
+                job.runs = []
+            if not job.runs:
+                self._forget(job)
+                left.extend(one for one in job.sets if one not in left)
+
+    def _carry_out(self, job: Job, now_s: float) -> None:
+        """Do what a call asks, or begin to."""
+        program = job.program
+        match job.call.call:
+            case OpenSet(_, number):
+                if self._shape.is_recurrent:
+                    raise recurrent("programs run on models with attention alone")
+                program.sets[number] = SlotSet(
+                    self._ledger,
+                    program.root,
+                    page_tokens=self._page_tokens,
+                    tenant_tag=program.tenant_tag,
+                )
+            case CloseSet(_, number):
+                program.set(number).release()
+                del program.sets[number]
+            case ForkSet(_, number, forks):
+                source = program.set(number)
+                for one in forks:
+                    program.sets[one] = source.fork(self._memory, now_s)
+                self._tell_state(job, source)
+            case DropSlots(_, number):
+                source = program.set(number)
+                source.drop(read_ints(job.call.frames))
+                self._tell_state(job, source)
+            case CompactSet(_, number):
+                source = program.set(number)
+                source.compact(self._memory, now_s)
+                self._tell_state(job, source)
+            case SealSet(_, number):
+                source = program.set(number)
+                source.seal()
+                self._tell_state(job, source)
+            case AskSet(_, number):
+                self._tell_state(job, program.set(number))
+            case RunPass():
+                self._begin_pass(job, job.call.call)
+            case GenerateTokens():
+                self._begin_generation(job, job.call.call)
+
+    def _begin_pass(self, job: Job, message: RunPass) -> None:
+        runs: list[Run] = []
+        undo: list[Callable[[], None]] = []
+        try:
+            for call in read_inputs(message.inputs, job.call.frames, self._shape):
+                target = job.program.set(call.set)
+                if call.write is not None:
+                    undo.append(target.rewind(call.write))
+                sampling, row = call.wants.sampling, None
+                if sampling is not None:
+                    seed = fresh_seed() if sampling.seed is None else sampling.seed
+                    row = SamplingRow(sampling, seed, call.wants.draw)
+                run = self._new_run(call, target, row)
+                run.check()
+                runs.append(run)
+        except CallError:
+            for one in undo:
+                one()
+            raise
+        job.runs = runs
+
+    def _begin_generation(self, job: Job, message: GenerateTokens) -> None:
+        target = job.program.set(message.set)
+        tokens = read_ints(job.call.frames)
+        check_tokens(tokens, self._shape)
+        if message.max_tokens < 1:
+            raise bad("max_tokens must be at least 1")
+        call = PassCall(
+            message.set, tokens.tolist(), None, None, None, None, PassInput(message.set), tokens[:0]
+        )
+        room = self._shape.context_tokens - target.next_position - len(tokens)
+        continuation = Continuation(message, tokens.tolist(), self._vocabulary, room)
+        run = self._new_run(call, target, continuation.row)
+        run.check()
+        if room < 1:
+            raise CallError(
+                Trouble.CONTEXT_LENGTH,
+                f"the model's context of {self._shape.context_tokens} has no room for another token",
+            )
+        job.continuation = continuation
+        job.runs = [run]
+
+    def _new_run(self, call: PassCall, target: SlotSet, row: SamplingRow | None) -> Run:
+        self._numbers += 1
+        return Run(self._numbers, call, target, self._shape, row)
+
+    def _forget(self, job: Job) -> None:
+        program = job.program
+        for one in job.sets:
+            queue = program.queues.get(one)
+            if queue and queue[0] is job:
+                queue.popleft()
+            if not queue and one not in program.sets:
+                program.queues.pop(one, None)
+
+    def _cancel(self, program: Program, message: CancelCall) -> None:
+        for queue in program.queues.values():
+            for job in queue:
+                if job.call.call.call == message.target and job.continuation is not None:
+                    job.continuation.is_cancelled = True
+
+    def _tell_state(self, job: Job, one: SlotSet) -> None:
+        state = SetState(
+            call=job.number,
+            length=one.next_slot,
+            pages=len(one.pages),
+            cached_tokens=one.cached_tokens,
+            is_pure=one.is_pure,
+            next_position=one.next_position,
+        )
+        self.say(job, state, [slots_frame(one)])
