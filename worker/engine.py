@@ -228,8 +228,8 @@ class Engine:
         idle = self.is_idle
         if self._programs is not None:
             report.programs = self._programs.roster.take_answers()
-        told = report.deltas or report.refused or report.programs
-        told = told or report.submitted != self._submitted
+        told = bool(report.deltas or report.refused or report.programs)
+        told |= report.submitted != self._submitted
         if not told and not idle:
             return None
         report.load = self.load = self._figures.load()

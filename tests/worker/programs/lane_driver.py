@@ -150,14 +150,15 @@ class LaneDriver(Driver):
         **wants: Any,
     ) -> int:
         frames = [u32(tokens)]
-        shape = None
+        shape: tuple[int, int, int, int] | None = None
         if positions is not None:
             frames.append(u32(positions))
         if read is not None:
             frames.append(u32(read))
         if mask is not None:
             full = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
-            shape = full.shape
+            layers, heads, queries, slots = full.shape
+            shape = (layers, heads, queries, slots)
             frames.append(np.packbits(full).tobytes())
         if targets:
             frames.append(u32(targets))
@@ -184,9 +185,9 @@ class LaneDriver(Driver):
         for name in ("logits", "hidden", "scores"):
             shape = getattr(part, name)
             if shape is not None:
-                setattr(gave, name, np.frombuffer(left.pop(0), "<f4").reshape(shape))
+                setattr(gave, name, np.frombuffer(bytes(left.pop(0)), "<f4").reshape(shape))
         if part.targets:
-            gave.targets = np.frombuffer(left.pop(0), "<f4")
+            gave.targets = np.frombuffer(bytes(left.pop(0)), "<f4")
         return gave
 
     def go_on(self, number: int, tokens: Sequence[int], **options: Any) -> list[Drawn]:

@@ -42,7 +42,7 @@ def masked(
     full = full & torch.ones(count, count, dtype=torch.bool).tril()
     added = torch.zeros(full.shape, dtype=torch.float64).masked_fill(~full, float("-inf"))
     at = torch.tensor([list(positions) if positions is not None else list(range(count))])
-    layers = module.base_model.layers
+    layers = module.base_model.get_submodule("layers").children()
     hooks = []
     for index, layer in enumerate(layers):
         mask = added[index if len(added) > 1 else 0][None]
