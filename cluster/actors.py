@@ -13,6 +13,7 @@ import os
 from pathlib import Path
 
 from pie.cluster.host import Host, Progress, Service, State
+from pie.cluster.pool_process import new_node
 from pie.index.epochs import next_epoch
 from pie.index.settings import IndexSettings
 from pie.page.events import Epoch, PlaceId
@@ -20,7 +21,6 @@ from pie.policies.errors import PolicyFileError
 from pie.policies.loader import load_policy_file
 from pie.policies.settings import PolicySettings
 from pie.pool.errors import PoolError
-from pie.pool.node import PoolNode
 from pie.pool.settings import PoolSettings
 from pie.router.errors import RouterError
 from pie.router.service import RouterService
@@ -133,19 +133,17 @@ class PoolActor(ServiceActor):
 
         async def start(_progress: Progress) -> tuple[Service, str]:
             epoch = await next_epoch(index_url, index, place)
-            chosen = load_policy_file(policies.file)
-            node = PoolNode(
+            node = new_node(
                 place,
-                pool,
-                index_settings=index,
+                pool=pool,
+                policies=policies,
+                index=index,
                 index_url=index_url,
                 address=_address(sockets, place, epoch),
                 epoch=epoch,
                 secret=secret,
                 encryption_keys=encryption_keys,
                 on_dead=_end_process,
-                retention=chosen.new_retention(),
-                disk_retention=chosen.new_retention(),
             )
             record = await node.start()
             return node, record.address

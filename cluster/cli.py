@@ -2,7 +2,7 @@
 
 Covers arguments, what a person sees, and exit codes: 0 when all went well, 1 when a demonstration
 did not show what it should, 2 with one clear sentence for what a person can mend. Does not cover
-the work itself (`pie.cluster.launch`, `.status`, `.demo`).
+the work itself (`pie.cluster.launch`, `.pool_process`, `.status`, `.demo`).
 """
 
 from __future__ import annotations
@@ -108,6 +108,38 @@ def serve(
             while True:
                 time.sleep(_WATCH_S)
                 cluster.poll()
+
+
+@app.command()
+def pool(
+    config: ConfigFile = None,
+    name: Annotated[
+        str | None, typer.Option(help="The node's name, the same at each of its starts.")
+    ] = None,
+    index: Annotated[
+        str | None, typer.Option(help="Redis that holds the cluster's index, redis://HOST:PORT.")
+    ] = None,
+    listen: Annotated[
+        str | None, typer.Option(help="Where to listen: curve://HOST:PORT, tcp://127.0.0.1:PORT.")
+    ] = None,
+    secret_file: Annotated[
+        str | None, typer.Option(help="File with the secret that the cluster shares.")
+    ] = None,
+) -> None:
+    """Run one pool node in this process until Ctrl-C or SIGTERM."""
+    flags: dict[Key, tuple[str, object]] = {}
+    for key, flag, value in (
+        (("pool", "name"), "--name", name),
+        (("index", "url"), "--index", index),
+        (("pool", "listen"), "--listen", listen),
+        (("cluster", "secret_file"), "--secret-file", secret_file),
+    ):
+        if value is not None:
+            flags[key] = (flag, value)
+    with _sentences():
+        from pie.cluster.pool_process import run_node  # noqa: PLC0415
+
+        run_node(_load(config, flags).config, _say)
 
 
 @app.command()

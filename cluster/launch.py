@@ -32,7 +32,7 @@ from pie.cluster.encryption import encryption_keys
 from pie.cluster.errors import ConfigError, StartError
 from pie.cluster.guard import MARK_VARIABLE, Guard
 from pie.cluster.host import Phase, State
-from pie.cluster.secret import kept_secret, new_secret
+from pie.cluster.secret import kept_secret, new_secret, shared_secret
 from pie.cluster.stopping import stopping, uninterrupted
 from pie.index.errors import PageIndexError, ServerError
 from pie.index.lease import Lease
@@ -319,7 +319,9 @@ class Cluster:
         config = self._config
         pool = config.pool
         self._encryption_keys = encryption_keys(config.cluster)
-        if pool.nodes and pool.disk_budget:
+        if config.cluster.secret_file is not None:
+            self._secret = shared_secret(config.cluster.secret_file)
+        elif pool.nodes and pool.disk_budget:
             self._secret = kept_secret(pool.disk_folders[0])
         elif config.model.disk_kv_budget:
             self._secret = kept_secret(config.model.disk_kv_path)

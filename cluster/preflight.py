@@ -26,6 +26,9 @@ from pie.index.lease import Lease
 from pie.index.settings import IndexSettings
 from pie.policies.errors import PolicyFileError
 from pie.policies.loader import load_policy_file
+from pie.pool.settings import PoolSettings
+from pie.wire.address import check_listen_address
+from pie.wire.errors import AddressError
 
 _THREADS_PER_CORE = 4
 _DEVICES_TIMEOUT_S = 60.0
@@ -48,6 +51,7 @@ def absolute(config: PieConfig) -> PieConfig:
                     "log_dir": cluster.log_dir and _absolute(cluster.log_dir),
                     "encryption_key_file": cluster.encryption_key_file
                     and _absolute(cluster.encryption_key_file),
+                    "secret_file": cluster.secret_file and _absolute(cluster.secret_file),
                 }
             ),
             "model": model.model_copy(
@@ -79,6 +83,18 @@ def problems(config: PieConfig) -> list[str]:
         *_ray(config.cluster.ray_address),
         *_ports(config),
         *_memory(config),
+    ]
+
+
+def node_problems(config: PieConfig) -> list[str]:
+    """Return a sentence for each thing that would keep a node of `pie pool` from starting."""
+    return [
+        *_policies(config),
+        *_keys(config.cluster),
+        *_node_folders(config.pool),
+        *_node_address(config),
+        *_index(config.index),
+        *_node_memory(config.pool),
     ]
 
 
@@ -151,13 +167,41 @@ def _folders(config: PieConfig) -> Iterator[str]:
         yield from _unwritable("index.data_dir", config.index.data_dir, mode=0o700)
     if config.model.disk_kv_budget:
         yield from _unusable("model.disk_kv_path", config.model.disk_kv_path)
-    if config.pool.nodes and config.pool.disk_budget:
-        folders = config.pool.disk_folders
-        for folder in folders:
-            # A disk that takes nothing costs pages and no start.
-            yield from _unusable("pool.disk_folders", folder)
-        if len({folder.resolve() for folder in folders}) < len(folders):
-            yield "pool.disk_folders: a folder is named twice"
+    if config.pool.nodes:
+        yield from _node_folders(config.pool)
+
+
+def _node_folders(pool: PoolSettings) -> Iterator[str]:
+    if not pool.disk_budget:
+        return
+    for folder in pool.disk_folders:
+        # A disk that takes nothing costs pages and no start.
+        yield from _unusable("pool.disk_folders", folder)
+    if len({folder.resolve() for folder in pool.disk_folders}) < len(pool.disk_folders):
+        yield "pool.disk_folders: a folder is named twice"
+
+
+def _node_address(config: PieConfig) -> Iterator[str]:
+    try:
+        check_listen_address(config.pool.listen)
+    except AddressError as error:
+        yield f"pool.listen: {error}"
+    if config.cluster.secret_file is None:
+        yield (
+            "cluster.secret_file is not set: name the file with the secret of the cluster that this "
+            "node belongs to"
+        )
+    if not config.index.url:
+        yield "index.url is not set: name the Redis of the cluster that this node belongs to"
+
+
+def _node_memory(pool: PoolSettings) -> Iterator[str]:
+    free = psutil.virtual_memory().available
+    if pool.ram_budget > free:
+        yield (
+            f"pool.ram_budget is {pool.ram_budget / 2**30:.1f} GiB and {free / 2**30:.1f} GiB of "
+            "memory are free: lower it"
+        )
 
 
 def _unusable(setting: str, folder: Path) -> Iterator[str]:

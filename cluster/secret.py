@@ -1,7 +1,8 @@
 """The secret that all of a cluster share.
 
-Covers keeping it beside the pages on disk, which are keyed with it: without it they could not be
-read after the cluster was stopped. Does not cover what is keyed with it (`pie.page.format`).
+Covers where it is kept: in a file of its own, for clusters of several hosts, or beside the pages on
+disk, which are keyed with it and could not be read without it after the cluster was stopped. Does not
+cover what is keyed with it (`pie.page.format`, `pie.wire.curve`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,20 @@ def new_secret() -> bytes:
     return secrets.token_bytes(SECRET_BYTES)
 
 
+def shared_secret(file: Path) -> bytes:
+    """Return the secret in a file, making it where there is none yet.
+
+    Raises:
+        StartError: It cannot be read or made, or is not whole.
+    """
+    try:
+        return _made(file)
+    except OSError as error:
+        raise StartError(
+            f"cluster.secret_file: {file} cannot be read or made ({error.strerror})"
+        ) from error
+
+
 def kept_secret(folder: Path) -> bytes:
     """Return the secret in a folder of pages, making it where there is none yet.
 
@@ -35,14 +50,18 @@ def kept_secret(folder: Path) -> bytes:
     """
     file = folder / _NAME
     try:
-        with contextlib.suppress(FileNotFoundError):
-            return _read(file)
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _write(file, new_secret())
-        return _read(file)
+        return _made(file)
     except OSError as error:
         log.warning("%s cannot be kept (%s): pages on disk are of this run alone", file, error)
         return new_secret()
+
+
+def _made(file: Path) -> bytes:
+    with contextlib.suppress(FileNotFoundError):
+        return _read(file)
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _write(file, new_secret())
+    return _read(file)
 
 
 def _read(file: Path) -> bytes:
@@ -50,14 +69,14 @@ def _read(file: Path) -> bytes:
     if len(secret) != SECRET_BYTES:
         raise StartError(
             f"{file} is damaged: put back its {SECRET_BYTES} bytes, or remove it together with "
-            "the pages beside it, which nobody can read without it"
+            "the pages that were stored with it, which nobody can read without it"
         )
     return secret
 
 
 def _write(file: Path, secret: bytes) -> None:
     """Write a file as a whole, unless another process was first."""
-    temporary = file.with_name(f"{_NAME}.{os.getpid()}")
+    temporary = file.with_name(f"{file.name}.{os.getpid()}")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
         os.write(handle, secret)

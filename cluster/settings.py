@@ -44,6 +44,14 @@ class ClusterSettings(BaseModel):
         default=None,
         description="A file with such keys, one a line; lines that begin with `#` are passed over.",
     )
+    secret_file: Path | None = Field(
+        default=None,
+        description=(
+            "File with the 32 bytes that all parts of a cluster share, made where it is not there: "
+            "pages are keyed and connections between hosts encrypted with it, so hosts need copies "
+            "of one. Unset keeps it beside the pages on disk, or makes one for each run."
+        ),
+    )
     log_dir: Path | None = Field(
         default=None,
         description=(

@@ -118,7 +118,7 @@ class PoolClient:
         """
         self.counters = PoolCounters()
         self._reader = reader
-        self._links = NodeLinks(reader, wire_settings)
+        self._links = NodeLinks(reader, wire_settings, secret=secret)
         self._checksum = Checksum(secret)
         self._budget = ByteBudget(settings.inflight_budget)
         self._page_bytes = 0

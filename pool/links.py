@@ -58,9 +58,11 @@ class NodeLinks:
         reader: IndexReader,
         settings: WireSettings | None = None,
         *,
+        secret: bytes | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._reader = reader
+        self._secret = secret
         self._settings = settings
         self._clock = clock
         self._links: dict[PlaceId, _Link] = {}
@@ -117,7 +119,7 @@ class NodeLinks:
         return 0 < link.down_until_s <= self._clock()
 
     def _new_link(self, record: PlaceRecord) -> _Link:
-        client = WireClient(record.address, settings=self._settings)
+        client = WireClient(record.address, settings=self._settings, secret=self._secret)
 
         async def start() -> None:
             try:

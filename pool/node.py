@@ -73,7 +73,8 @@ class PoolNode:
             address: Where to listen; a free port of loopback where None.
             retention: Which pages leave RAM first; `lru` where None.
             disk_retention: Which pages leave the disk first; `lru` where None.
-            secret: 32 bytes that all of the cluster share, where pages are to be keyed with them.
+            secret: 32 bytes that all of the cluster share, where pages are to be keyed with them; an
+                address beyond this host needs them.
             encryption_keys: What pages on disk are encrypted with: the first writes, all read.
             on_dead: Called on the event loop when this start is over because a later one is up:
                 the process should be replaced.
@@ -114,6 +115,7 @@ class PoolNode:
             self._handle,
             epoch=epoch,
             settings=wire_settings,
+            secret=secret,
         )
         self._on_dead = on_dead
         self._publisher: Publisher | None = None

@@ -42,7 +42,27 @@ class PoolSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     nodes: int = Field(
-        default=1, ge=0, le=64, description="Pool nodes to start; 0 runs without a pool."
+        default=1,
+        ge=0,
+        le=64,
+        description="Pool nodes that `pie serve` starts; 0 runs without a pool, unless nodes of "
+        "`pie pool` are `outside`.",
+    )
+    outside: bool = Field(
+        default=False,
+        description="Whether there are nodes that `pie pool` runs, so that workers use a pool also "
+        "where `nodes` is 0.",
+    )
+    name: str = Field(
+        default="",
+        pattern=r"^[A-Za-z0-9_.-]{0,64}$",
+        description="Name of the node that `pie pool` runs, the same at each of its starts; empty "
+        "takes `pool-` and the name of the host.",
+    )
+    listen: str = Field(
+        default="tcp://127.0.0.1:0",
+        description="Where the node that `pie pool` runs listens, such as `curve://10.0.0.5:7410` "
+        "for other hosts or `tcp://127.0.0.1:0` for this one; port 0 takes a free one.",
     )
     ram_budget: ByteSize = Field(
         default=ByteSize(1 << 30),

@@ -49,6 +49,7 @@ class CensusTaker:
         reader: Knows the pool nodes.
         workers: Has the connections to workers.
         settings: Limits of connections to pool nodes.
+        secret: 32 bytes that all of the cluster share, for pool nodes beyond this host.
         clock: Seconds, going forward only.
     """
 
@@ -58,11 +59,12 @@ class CensusTaker:
         workers: WorkerSet,
         settings: WireSettings | None = None,
         *,
+        secret: bytes | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._reader = reader
         self._workers = workers
-        self._nodes = NodeSet(settings)
+        self._nodes = NodeSet(settings, secret=secret)
         self._clock = clock
         self._census: Census = {}
         self._taken_s = float("-inf")

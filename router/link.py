@@ -15,7 +15,7 @@ from pie.index.contract import PlaceRecord
 from pie.router.asking import ask_status
 from pie.router.books import Running, WorkerBooks
 from pie.wire import Buffer, WireClient, WireError, WireSettings, WireTimeout
-from pie.wire.address import check_address
+from pie.wire.address import check_address, check_keys
 from pie.wire.messages import (
     Cancel,
     Generate,
@@ -37,13 +37,21 @@ class WorkerLink(WorkerBooks):
     Args:
         record: The worker's record; a new start of it gets a new link.
         settings: Limits of the wire.
+        secret: 32 bytes that all of the cluster share, for workers beyond this host.
     """
 
-    def __init__(self, record: PlaceRecord, settings: WireSettings | None = None) -> None:
+    def __init__(
+        self,
+        record: PlaceRecord,
+        settings: WireSettings | None = None,
+        *,
+        secret: bytes | None = None,
+    ) -> None:
         super().__init__(record)
         self.retired = False
         """Whether its record is gone: what runs goes on, nothing new comes."""
         self._settings = settings
+        self._secret = secret
         self._client: WireClient | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -63,9 +71,10 @@ class WorkerLink(WorkerBooks):
         """Begin to connect; `usable` says when that is done.
 
         Raises:
-            AddressError: The record's address is none.
+            AddressError: The record's address is none, or needs a secret.
         """
         check_address(self.record.address)
+        check_keys(self.record.address, self._secret)
         self._spawn(self._connect())
 
     async def close(self) -> None:
@@ -138,6 +147,7 @@ class WorkerLink(WorkerBooks):
                 on_message=self._on_message,
                 on_gone=self._all_gone,
                 settings=self._settings,
+                secret=self._secret,
             )
             try:
                 await client.start()

@@ -30,8 +30,11 @@ class _Node:
 class NodeSet:
     """Connections by place. Use it on one event loop only."""
 
-    def __init__(self, settings: WireSettings | None = None) -> None:
+    def __init__(
+        self, settings: WireSettings | None = None, *, secret: bytes | None = None
+    ) -> None:
         self._settings = settings
+        self._secret = secret
         self._nodes: dict[PlaceId, _Node] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -51,7 +54,7 @@ class NodeSet:
         node = self._nodes.get(record.place)
         if node is None:
             try:
-                client = WireClient(record.address, settings=self._settings)
+                client = WireClient(record.address, settings=self._settings, secret=self._secret)
             except WireError as error:
                 log.debug("pool node %s cannot be asked: %s", record.place, error)
                 return None

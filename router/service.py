@@ -66,7 +66,8 @@ class RouterService:
         index: The index's settings (key prefix, timings); its own `url` is not read.
         routing: Chooses workers; the built-in cost route where None.
         wire: Limits of connections to workers.
-        secret: 32 bytes that all of the cluster share; keys the tags of tenants.
+        secret: 32 bytes that all of the cluster share; keys the tags of tenants, and connections
+            beyond this host.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class RouterService:
         self._feed = MirrorFeed(index_url, self._mirror, settings=index)
         self._memory = AnswerMemory(int(settings.remembered_bytes))
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="pie-router")
-        self._workers = WorkerSet(settings.max_workers_connected, wire)
+        self._workers = WorkerSet(settings.max_workers_connected, wire, secret=secret)
         self._catalog = ModelCatalog(
             memory=self._memory,
             thread_bytes=int(settings.thread_bytes),
@@ -100,7 +101,7 @@ class RouterService:
             self.metrics,
             secret=secret,
         )
-        self._census = CensusTaker(self._mirror, self._workers, wire)
+        self._census = CensusTaker(self._mirror, self._workers, wire, secret=secret)
         self._answerer = Answerer(dispatcher, self.metrics)
         self._survey = Survey(
             mirror=self._mirror,

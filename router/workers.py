@@ -25,11 +25,19 @@ class WorkerSet:
     Args:
         max_links: Most links to keep; further workers are left out, with a log line.
         settings: Limits of the wire.
+        secret: 32 bytes that all of the cluster share, for workers beyond this host.
     """
 
-    def __init__(self, max_links: int, settings: WireSettings | None = None) -> None:
+    def __init__(
+        self,
+        max_links: int,
+        settings: WireSettings | None = None,
+        *,
+        secret: bytes | None = None,
+    ) -> None:
         self._max_links = max_links
         self._settings = settings
+        self._secret = secret
         self._links: dict[PlaceId, WorkerLink] = {}
         self._retired: set[WorkerLink] = set()
         self._closing: set[asyncio.Task[None]] = set()
@@ -95,7 +103,7 @@ class WorkerSet:
             self._refuse(start, "this router has as many workers as router.max_workers_connected")
             return
         try:
-            link = WorkerLink(record, self._settings)
+            link = WorkerLink(record, self._settings, secret=self._secret)
             link.start()
         except AddressError as error:
             self._refuse(start, str(error))

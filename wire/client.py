@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 
 from pie.page.events import Epoch
 from pie.wire import codec
-from pie.wire.address import check_address
+from pie.wire.address import check_address, check_keys
 from pie.wire.answers import Answer, Answers
 from pie.wire.counters import WireCounters
 from pie.wire.errors import PeerGone, RefusedError, WireTimeout
@@ -57,6 +57,7 @@ class WireClient:
         on_gone: Callable[[], None] | None = None,
         on_up: Callable[[Epoch], None] | None = None,
         settings: WireSettings | None = None,
+        secret: bytes | None = None,
     ) -> None:
         """Prepare a client; it connects from `start` on.
 
@@ -69,11 +70,13 @@ class WireClient:
             on_up: Called with the server's epoch each time that it answers after `start` or after
                 it was gone; the epoch tells a restart from a broken connection.
             settings: Limits.
+            secret: 32 bytes that all of the cluster share; a `curve://` address needs them.
 
         Raises:
-            AddressError: The address is malformed.
+            AddressError: The address is malformed, is in clear beyond loopback, or has no secret.
         """
         check_address(address)
+        check_keys(address, secret)
         self.counters = WireCounters()
         self._on_message = on_message
         self._on_gone = on_gone
@@ -86,6 +89,7 @@ class WireClient:
         self._link = Link(
             address,
             self._settings,
+            secret=secret,
             on_message=self._on_parts,
             on_up=self._went_up,
             on_gone=self._went_down,

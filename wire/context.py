@@ -16,6 +16,7 @@ _MAX_SOCKETS = 8192
 _lock = threading.Lock()
 _context: zmq.Context[zmq.Socket[bytes]] | None = None
 _users = 0
+_helpers: list[threading.Thread] = []
 
 
 def acquire() -> zmq.Context[zmq.Socket[bytes]]:
@@ -29,6 +30,13 @@ def acquire() -> zmq.Context[zmq.Socket[bytes]]:
         return _context
 
 
+def help_with(thread: threading.Thread) -> None:
+    """Start a thread that ends with the context: when a call of its raises `ContextTerminated`."""
+    with _lock:
+        _helpers.append(thread)
+    thread.start()
+
+
 async def release() -> None:
     """Give the context back; the last one ends it and its threads."""
     global _context, _users  # noqa: PLW0603
@@ -37,12 +45,16 @@ async def release() -> None:
         if _users or _context is None:
             return
         ending, _context = _context, None
+        helpers = _helpers.copy()
+        _helpers.clear()
     loop = asyncio.get_running_loop()
     done = asyncio.Event()
 
     def end() -> None:
         # Waits until closed sockets have sent what they had, for as long as their linger says.
         ending.term()
+        for helper in helpers:
+            helper.join()
         if not loop.is_closed():
             loop.call_soon_threadsafe(done.set)
 

@@ -18,7 +18,8 @@ import zmq
 
 from pie.page.events import Epoch
 from pie.wire import codec, context, sockets
-from pie.wire.address import prepare
+from pie.wire.address import endpoint_of, is_encrypted, prepare
+from pie.wire.curve import wire_keys
 from pie.wire.errors import BadMessage, PeerGone, WireTimeout
 from pie.wire.frames import Loan
 from pie.wire.messages import Message, Ping, Pong
@@ -38,6 +39,7 @@ class Link:
         address: str,
         settings: WireSettings,
         *,
+        secret: bytes | None = None,
         on_message: Callable[[Message, list[memoryview]], None],
         on_up: Callable[[Epoch], None],
         on_gone: Callable[[str], None],
@@ -46,7 +48,9 @@ class Link:
         """The server's epoch while it is up."""
         self.bad_messages = 0
         self._address = address
+        self._endpoint = endpoint_of(address)
         self._settings = settings
+        self._keys = wire_keys(secret) if secret is not None and is_encrypted(address) else None
         self._on_message = on_message
         self._on_up = on_up
         self._on_gone = on_gone
@@ -76,7 +80,9 @@ class Link:
         self._port = Port(socket, self._on_parts)
         self._outbox = Outbox(self._port, ())
         prepare(socket, self._address)
-        socket.connect(self._address)
+        if self._keys is not None:
+            self._keys.present(socket)
+        socket.connect(self._endpoint)
         self._beat = asyncio.create_task(self._beats(), name=f"wire-beat {self._address}")
         limit_s = self._settings.connect_timeout_s
         try:
@@ -127,8 +133,8 @@ class Link:
         if self._port is None:
             return
         self._go_down(reason)
-        self._port.socket.disconnect(self._address)
-        self._port.socket.connect(self._address)
+        self._port.socket.disconnect(self._endpoint)
+        self._port.socket.connect(self._endpoint)
 
     def _on_parts(self, parts: list[zmq.Frame]) -> None:
         if self._port is None:

@@ -19,8 +19,9 @@ import zmq
 
 from pie.page.events import Epoch
 from pie.wire import codec, context, sockets
-from pie.wire.address import bind, check_listen_address
+from pie.wire.address import bind, check_keys, check_listen_address, is_encrypted
 from pie.wire.counters import WireCounters
+from pie.wire.curve import wire_keys
 from pie.wire.errors import AddressError, BadMessage, PeerGone, RefusedError
 from pie.wire.messages import Cancel, Credit, Message, Ping, Pong, RefusalCode, Refused
 from pie.wire.peer import Peer
@@ -56,26 +57,30 @@ class WireServer:
         epoch: Epoch,
         on_peer: Callable[[Peer], None] | None = None,
         settings: WireSettings | None = None,
+        secret: bytes | None = None,
     ) -> None:
         """Prepare a server; it listens from `start` on.
 
         Args:
-            address: `tcp://127.0.0.1:0` (0 takes a free port) or `ipc:///path`.
+            address: `tcp://127.0.0.1:0` (0 takes a free port), `ipc:///path` or `curve://HOST:0`.
             handler: Carries out messages.
             epoch: This start of the place; messages for any other are refused.
             on_peer: Called with each client that says hello.
             settings: Limits.
+            secret: 32 bytes that all of the cluster share; a `curve://` address needs them.
 
         Raises:
-            AddressError: The address is malformed, or is beyond loopback.
+            AddressError: The address is malformed, is in clear beyond loopback, or has no secret.
         """
         check_listen_address(address)
+        check_keys(address, secret)
         self.counters = WireCounters()
         self._address = address
         self._handler = handler
         self._epoch = epoch
         self._on_peer = on_peer
         self._settings = settings or WireSettings()
+        self._secret = secret
         self._peers: dict[bytes, Peer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._requests: dict[tuple[bytes, str], asyncio.Task[None]] = {}
@@ -108,6 +113,8 @@ class WireServer:
             monitor = sockets.watch(socket, self._on_event)
             self._port = Port(socket, self._on_parts)
             self._monitor = monitor
+            if self._secret is not None and is_encrypted(self._address):
+                wire_keys(self._secret).guard(socket)
             self._address = bind(socket, self._address)
         except AddressError:
             await self.close()

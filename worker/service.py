@@ -69,11 +69,11 @@ class WorkerService:
         policies: Which retention policy chooses victims.
         index_settings: The `[index]` section.
         index_url: Redis that the index lives in, whatever `index_settings.url` says.
-        address: Wire address to bind, such as `tcp://127.0.0.1:0` or `ipc:///run/pie/w0`.
+        address: Wire address to bind, such as `ipc:///run/pie/w0` or `curve://10.0.0.5:0`.
         epoch: This start's number, larger than that of any earlier start of `place`.
         pool_settings: The `[pool]` section; None uses no pool.
         secret: 32 bytes that all of the cluster share: pages that leave device memory are keyed
-            with them.
+            with them, and connections beyond this host.
         encryption_keys: What pages on disk are encrypted with: the first writes, all read.
         on_dead: Called on the event loop when this start is over, through a bug in the engine or
             because a later start is up: the process should be replaced.
@@ -108,7 +108,12 @@ class WorkerService:
         self._on_dead = on_dead
         self._debug = debug
         self._server = WireServer(
-            address, self._handle, epoch=epoch, on_peer=self._open_outbox, settings=_WIRE
+            address,
+            self._handle,
+            epoch=epoch,
+            on_peer=self._open_outbox,
+            settings=_WIRE,
+            secret=secret,
         )
         self._outboxes: dict[bytes, Outbox] = {}
         self._idle = asyncio.Event()
@@ -277,7 +282,7 @@ class WorkerService:
 
     async def _pool_client(self) -> PoolClient | None:
         settings = self._pool_settings
-        if settings is None or not settings.nodes:
+        if settings is None or not (settings.nodes or settings.outside):
             return None
         mirror = Mirror()
         feed = MirrorFeed(self._index_url, mirror, settings=self._index_settings, with_pages=False)

@@ -16,6 +16,7 @@ from pie.page.events import Epoch
 from pie.wire import Handler, WireClient, WireServer, WireSettings
 
 EPOCH = Epoch(7)
+SECRET = bytes(range(32))
 
 Serve = Callable[..., Awaitable[WireServer]]
 Connect = Callable[..., Awaitable[WireClient]]
@@ -35,9 +36,11 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-@pytest.fixture(params=["tcp", "ipc"])
+@pytest.fixture(params=["tcp", "ipc", "curve"])
 def address(request: pytest.FixtureRequest, folder: Path) -> str:
-    return "tcp://127.0.0.1:0" if request.param == "tcp" else f"ipc://{folder}/wire"
+    if request.param == "ipc":
+        return f"ipc://{folder}/wire"
+    return f"{request.param}://127.0.0.1:0"
 
 
 @pytest.fixture
@@ -52,7 +55,7 @@ async def serve(address: str, settings: WireSettings) -> AsyncIterator[Serve]:
     servers: list[WireServer] = []
 
     async def start(handler: Handler, **options: object) -> WireServer:
-        options = {"epoch": EPOCH, "settings": settings} | options
+        options = {"epoch": EPOCH, "settings": settings, "secret": SECRET} | options
         server = WireServer(str(options.pop("address", address)), handler, **options)  # type: ignore[arg-type]
         servers.append(server)
         await server.start()
@@ -68,7 +71,7 @@ async def connect(settings: WireSettings) -> AsyncIterator[Connect]:
     clients: list[WireClient] = []
 
     async def start(server: WireServer, **options: object) -> WireClient:
-        options = {"settings": settings} | options
+        options = {"settings": settings, "secret": SECRET} | options
         client = WireClient(server.address, **options)  # type: ignore[arg-type]
         clients.append(client)
         await client.start()

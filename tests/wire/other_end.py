@@ -12,6 +12,7 @@ from pie.wire import Peer, WireClient, WireServer, WireSettings
 from pie.wire.messages import Cancel, Lookup, LookupResult, Message
 from tests.support.credit import hold_credit
 
+SECRET = bytes(range(32))
 STALL = b"stall"
 STALL_S = 1.2
 SETTINGS = WireSettings(heartbeat_s=0.1, gone_after_s=0.5, silent_after_s=2.0)
@@ -32,11 +33,13 @@ def say(line: str) -> None:
 
 async def main(mode: str, address: str, epoch: str = "7") -> None:
     if mode == "serve":
-        server = WireServer(address, answer, epoch=Epoch(int(epoch)), settings=SETTINGS)
+        server = WireServer(
+            address, answer, epoch=Epoch(int(epoch)), settings=SETTINGS, secret=SECRET
+        )
         say(await server.start())
     else:
         # It gives no credit, ever.
-        client = WireClient(address, settings=SETTINGS)
+        client = WireClient(address, settings=SETTINGS, secret=SECRET)
         hold_credit(client)
         say(str(await client.start()))
         await client.send(Cancel("hello"))

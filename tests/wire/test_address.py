@@ -12,7 +12,7 @@ from pie.wire import AddressError, Peer, WireClient, WireServer
 from pie.wire.address import check_address, check_listen_address, is_local
 from pie.wire.messages import Message
 
-from .conftest import EPOCH, Serve
+from .conftest import EPOCH, SECRET, Serve
 
 
 async def ignore(peer: Peer, message: Message, frames: object) -> None:
@@ -60,18 +60,33 @@ def test_a_path_that_is_too_long_is_refused_in_words() -> None:
         ("tcp://127.0.0.1.example.org:1", False),
     ],
 )
-def test_only_loopback_is_listened_on(address: str, local: bool) -> None:
+def test_only_loopback_is_listened_on_in_clear(address: str, local: bool) -> None:
     assert is_local(address) is local
     if local:
         check_listen_address(address)
     else:
-        with pytest.raises(AddressError, match="reachable from other hosts"):
+        with pytest.raises(AddressError, match="not encrypted: write curve://"):
             WireServer(address, ignore, epoch=EPOCH)
+        with pytest.raises(AddressError, match="not encrypted: write curve://"):
+            WireClient(address)
+
+
+@pytest.mark.parametrize("host", ["10.0.0.1", "[fd00::1]", "eth0"])
+def test_other_hosts_are_listened_to_encrypted(host: str) -> None:
+    address = f"curve://{host}:0"
+    assert not is_local(address)
+    WireServer(address, ignore, epoch=EPOCH, secret=bytes(32))
+
+
+@pytest.mark.parametrize("host", ["*", "0.0.0.0", "[::]"])
+def test_an_address_that_nobody_can_connect_to_is_not_listened_on(host: str) -> None:
+    with pytest.raises(AddressError, match="names no host"):
+        check_listen_address(f"curve://{host}:0")
 
 
 async def test_an_address_in_use_is_refused(serve: Serve) -> None:
     server = await serve(ignore)
-    second = WireServer(server.address, ignore, epoch=EPOCH)
+    second = WireServer(server.address, ignore, epoch=EPOCH, secret=SECRET)
     with pytest.raises(AddressError, match="in use"):
         await second.start()
 

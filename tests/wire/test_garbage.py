@@ -14,7 +14,9 @@ import zmq
 
 from pie.page.key import PageKey
 from pie.wire import Peer, WireServer, WireSettings, new_request_id
+from pie.wire.address import endpoint_of, is_encrypted
 from pie.wire.codec import decode, encode
+from pie.wire.curve import wire_keys
 from pie.wire.messages import (
     Credit,
     Generate,
@@ -27,7 +29,7 @@ from pie.wire.messages import (
     Refused,
 )
 
-from .conftest import EPOCH, Connect, Serve
+from .conftest import EPOCH, SECRET, Connect, Serve
 from .helpers import eventually
 
 LIMITS = WireSettings()
@@ -50,10 +52,17 @@ async def still_works(server: WireServer, connect: Connect) -> None:
     await client.request(question, timeout_s=5)
 
 
+def reach(dealer: zmq.Socket[bytes], server: WireServer) -> None:
+    """Connect, with the cluster's keys where they are asked for."""
+    if is_encrypted(server.address):
+        wire_keys(SECRET).present(dealer)
+    dealer.connect(endpoint_of(server.address))
+
+
 def stranger(context: zmq.Context[zmq.Socket[bytes]], server: WireServer) -> zmq.Socket[bytes]:
     dealer = context.socket(zmq.DEALER)
     dealer.linger = 0
-    dealer.connect(server.address)
+    reach(dealer, server)
     return dealer
 
 
@@ -148,7 +157,7 @@ async def test_a_client_that_reads_nothing_does_not_hold_others_up(
     dealer = context.socket(zmq.DEALER)
     dealer.linger = 0
     dealer.rcvhwm = 1
-    dealer.connect(server.address)
+    reach(dealer, server)
     with dealer:
         for i in range(1500):
             dealer.send(encode(Lookup(f"{i}", EPOCH, ())))
@@ -179,7 +188,7 @@ async def test_a_flood_waits_at_its_sender_while_the_server_is_busy(
     server = await serve(echo, settings=few)
     with context.socket(zmq.DEALER) as dealer:
         dealer.linger, dealer.sndhwm, dealer.sndtimeo = 0, 8, 500
-        dealer.connect(server.address)
+        reach(dealer, server)
         sent = 0
         # This blocks the server's loop: nobody takes anything in the meantime.
         with contextlib.suppress(zmq.Again):

@@ -15,7 +15,7 @@ from pie.page.key import PageKey
 from pie.wire import Peer, PeerGone, WireClient, WireSettings, new_request_id
 from pie.wire.messages import Cancel, Lookup, Message, PutPages
 
-from .conftest import EPOCH, Connect, Serve
+from .conftest import EPOCH, SECRET, Connect, Serve
 from .helpers import eventually, header_of, line_of, start_process
 from .other_end import STALL, STALL_S
 
@@ -54,7 +54,7 @@ async def test_a_killed_server_is_noticed_and_its_requests_fail(
 ) -> None:
     process, real = await start("serve", address)
     gone: list[None] = []
-    client = WireClient(real, on_gone=lambda: gone.append(None), settings=settings)
+    client = WireClient(real, secret=SECRET, on_gone=lambda: gone.append(None), settings=settings)
     await client.start()
     waiting = asyncio.create_task(client.request(unanswered(), timeout_s=30))
     await asyncio.sleep(0.1)
@@ -117,7 +117,7 @@ async def test_a_server_that_stands_still_is_noticed_and_found_again(
 ) -> None:
     gone: list[None] = []
     process, real = await start("serve", address)
-    client = WireClient(real, on_gone=lambda: gone.append(None), settings=settings)
+    client = WireClient(real, secret=SECRET, on_gone=lambda: gone.append(None), settings=settings)
     await client.start()
     process.send_signal(signal.SIGSTOP)
     assert await eventually(lambda: gone) < settings.silent_after_s + 2.0
@@ -144,7 +144,7 @@ async def test_a_server_that_stalls_under_load_is_not_gone(
 ) -> None:
     _, real = await start("serve", address)
     gone: list[None] = []
-    client = WireClient(real, on_gone=lambda: gone.append(None), settings=settings)
+    client = WireClient(real, secret=SECRET, on_gone=lambda: gone.append(None), settings=settings)
     await client.start()
     stall = Lookup(new_request_id(), EPOCH, ((PageKey(STALL), 0),))
     stalling = asyncio.create_task(client.request(stall, timeout_s=30))

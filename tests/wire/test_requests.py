@@ -36,7 +36,7 @@ from pie.wire.messages import (
     StepTokens,
 )
 
-from .conftest import EPOCH, Connect, Serve
+from .conftest import EPOCH, SECRET, Connect, Serve
 from .helpers import eventually, header_of
 
 LOAD = Load(0, 0, 0, 0, 0, 0.0, 0.0)
@@ -353,8 +353,9 @@ async def test_a_failing_listener_does_not_stop_the_client(
 
 
 async def test_nobody_there_is_a_timeout(address: str, settings: WireSettings) -> None:
-    where = "tcp://127.0.0.1:9" if address.startswith("tcp") else address
-    client = WireClient(where, settings=settings.model_copy(update={"connect_timeout_s": 0.2}))
+    where = address if address.startswith("ipc") else address.replace(":0", ":9")
+    impatient = settings.model_copy(update={"connect_timeout_s": 0.2})
+    client = WireClient(where, settings=impatient, secret=SECRET)
     with pytest.raises(WireTimeout, match="did not answer"):
         await client.start()
 

@@ -1,0 +1,193 @@
+"""`pie pool`: one pool node in a process of its own, wherever that runs.
+
+Covers what a node is made of, its name, and its life from the start to a signal. Does not cover the
+node itself (`pie.pool.node`) or nodes that `pie serve` starts as Ray actors (`pie.cluster.actors`).
+
+A second node with the name of one that answers refuses to start; where the first answers nothing, it
+is fenced by the second's larger epoch and ends as soon as it learns of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+import uvloop
+
+from pie.cluster import preflight
+from pie.cluster.config import PieConfig
+from pie.cluster.encryption import encryption_keys
+from pie.cluster.errors import ConfigError, StartError
+from pie.cluster.secret import shared_secret
+from pie.index.contract import PlaceRecord
+from pie.index.epochs import next_epoch
+from pie.index.feed import MirrorFeed
+from pie.index.mirror import Mirror
+from pie.index.settings import IndexSettings
+from pie.page.events import Epoch, PlaceId
+from pie.policies.loader import load_policy_file
+from pie.policies.settings import PolicySettings
+from pie.pool.errors import PoolError
+from pie.pool.node import PoolNode
+from pie.pool.settings import PoolSettings
+from pie.wire.client import WireClient
+from pie.wire.errors import AddressError, WireError
+from pie.wire.settings import WireSettings
+
+log = logging.getLogger("pie.cluster.pool_process")
+
+_ANSWER_S = 2.0
+"""How long a node of the same name has to say that it is there."""
+
+
+def new_node(
+    place: PlaceId,
+    *,
+    pool: PoolSettings,
+    policies: PolicySettings,
+    index: IndexSettings,
+    index_url: str,
+    address: str,
+    epoch: Epoch,
+    secret: bytes,
+    encryption_keys: tuple[bytes, ...],
+    on_dead: Callable[[BaseException], None],
+) -> PoolNode:
+    """Return a node as the configuration wants it.
+
+    Raises:
+        PolicyFileError: The policy file is wrong.
+    """
+    chosen = load_policy_file(policies.file)
+    return PoolNode(
+        place,
+        pool,
+        index_settings=index,
+        index_url=index_url,
+        address=address,
+        epoch=epoch,
+        secret=secret,
+        encryption_keys=encryption_keys,
+        on_dead=on_dead,
+        retention=chosen.new_retention(),
+        disk_retention=chosen.new_retention(),
+    )
+
+
+def run_node(config: PieConfig, say: Callable[[str], None]) -> None:
+    """Run a node until a signal ends it; a second signal ends it at once.
+
+    Raises:
+        ConfigError: The configuration is wrong; every problem at once.
+        StartError: The node cannot start, or another one of its name took over.
+    """
+    config = preflight.absolute(config)
+    if found := preflight.node_problems(config):
+        raise ConfigError(found)
+    assert config.cluster.secret_file is not None
+    secret = shared_secret(config.cluster.secret_file)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.getLogger("pie").addHandler(handler)
+    logging.getLogger("pie").setLevel(logging.INFO)
+    uvloop.run(_Process(config, secret, say).run())
+
+
+class _Process:
+    """The life of the one node."""
+
+    def __init__(self, config: PieConfig, secret: bytes, say: Callable[[str], None]) -> None:
+        self._config = config
+        self._secret = secret
+        self._say = say
+        self._place = PlaceId(config.pool.name or f"pool-{socket.gethostname()}")
+        self._end = asyncio.Event()
+        self._dead: BaseException | None = None
+
+    async def run(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, self._signalled, number)
+        config = self._config
+        await self._refuse_if_up()
+        node = new_node(
+            self._place,
+            pool=config.pool,
+            policies=config.policies,
+            index=config.index,
+            index_url=config.index.url,
+            address=config.pool.listen,
+            epoch=await next_epoch(config.index.url, config.index, self._place),
+            secret=self._secret,
+            encryption_keys=encryption_keys(config.cluster),
+            on_dead=self._died,
+        )
+        try:
+            record = await node.start()
+        except (AddressError, PoolError) as error:
+            await node.close()
+            raise StartError(f"{self._place}: {error}") from error
+        self._say(
+            f"Pool node {self._place} serves at {record.address}; Ctrl-C or SIGTERM stops it."
+        )
+        try:
+            await self._end.wait()
+            if self._dead is None:
+                await node.drain(config.cluster.drain_timeout_s)
+        finally:
+            await node.close()
+        if self._dead is not None:
+            raise StartError(f"{self._dead}: every node needs a name of its own") from self._dead
+
+    async def _refuse_if_up(self) -> None:
+        """See whether another process runs a node of this name.
+
+        Raises:
+            StartError: It does.
+        """
+        record = await self._known()
+        if record is None:
+            return
+        impatient = WireSettings(connect_timeout_s=_ANSWER_S)
+        try:
+            client = WireClient(record.address, settings=impatient, secret=self._secret)
+            await client.start()
+        except WireError as error:
+            log.info("%s was at %s and answers nothing: %s", self._place, record.address, error)
+            return
+        await client.close()
+        raise StartError(
+            f"{self._place} is up at {record.address}: give this node another --name, or stop that one"
+        )
+
+    async def _known(self) -> PlaceRecord | None:
+        """Return what the index has of this node's name."""
+        mirror = Mirror()
+        index = self._config.index
+        feed = MirrorFeed(index.url, mirror, settings=index, with_pages=False)
+        await feed.start()
+        try:
+            if not await feed.ready(index.request_timeout_s):
+                log.warning("the index does not answer: whether %s is up is not known", self._place)
+        finally:
+            await feed.close()
+        return mirror.places().get(self._place)
+
+    def _died(self, error: BaseException) -> None:
+        self._dead = error
+        self._end.set()
+
+    def _signalled(self, number: int) -> None:
+        if self._end.is_set():
+            _end_now(number)
+        log.info("%s stops; once more ends it at once", self._place)
+        self._end.set()
+
+
+def _end_now(number: int) -> NoReturn:
+    os._exit(128 + number)

@@ -1,0 +1,147 @@
+"""`pie pool`: a node in a process of its own, its name, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pie.index.feed import MirrorFeed
+from pie.index.mirror import Mirror
+from pie.index.settings import IndexSettings
+from pie.pool.client import PoolClient
+from pie.pool.settings import PoolSettings
+from pie.wire.messages import PutStatus
+from tests.pool.places import SamplePages, until
+from tests.support.pool_process import SECRET, PoolProcess
+from tests.support.serving import PIE
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]
+
+Start = Callable[..., PoolProcess]
+
+
+@pytest.fixture
+def start(tmp_path: Path, index_settings: IndexSettings) -> Iterator[Start]:
+    """Starts nodes, and kills those that still run."""
+    nodes: list[PoolProcess] = []
+
+    def one(name: str, **settings: object) -> PoolProcess:
+        nodes.append(PoolProcess(tmp_path, index_settings, name, **settings))  # type: ignore[arg-type]
+        return nodes[-1]
+
+    yield one
+    for node in nodes:
+        node.close()
+
+
+@pytest.fixture
+async def mirror(index_settings: IndexSettings) -> AsyncIterator[Mirror]:
+    mirror = Mirror()
+    feed = MirrorFeed(index_settings.url, mirror, settings=index_settings, with_pages=False)
+    await feed.start()
+    yield mirror
+    await feed.close()
+
+
+@pytest.fixture
+async def client(mirror: Mirror) -> AsyncIterator[PoolClient]:
+    client = PoolClient(mirror, PoolSettings(), secret=SECRET)
+    yield client
+    await client.close()
+
+
+async def stored(client: PoolClient, pages: SamplePages) -> None:
+    async def are() -> bool:
+        return set(await pages.store(client)) <= {PutStatus.STORED, PutStatus.HELD}
+
+    await until(are)
+
+
+async def test_a_node_of_its_own_keeps_pages_and_ends_with_0(
+    start: Start, client: PoolClient, mirror: Mirror
+) -> None:
+    node = start("outside")
+    assert node.wait_until_up().startswith("curve://127.0.0.1:")
+    pages = SamplePages(8, secret=SECRET)
+    await stored(client, pages)
+    assert await pages.hits(client) == [True] * 8
+    node.signal(signal.SIGTERM)
+    assert node.wait() == 0
+
+    async def is_gone() -> bool:
+        return not mirror.places()
+
+    await until(is_gone, limit_s=2)
+
+
+async def test_a_second_node_of_a_name_refuses_and_the_first_serves_on(
+    start: Start, client: PoolClient
+) -> None:
+    first = start("twin")
+    address = first.wait_until_up()
+    pages = SamplePages(4, secret=SECRET)
+    await stored(client, pages)
+    second = start("twin")
+    assert second.wait() == 2
+    assert f"pie: twin is up at {address}: give this node another --name" in second.text
+    assert "Traceback" not in second.text
+    assert await pages.hits(client) == [True] * 4
+
+
+async def test_the_name_of_a_node_that_was_killed_is_free_at_once(start: Start) -> None:
+    first = start("killed")
+    first.wait_until_up()
+    first.signal(signal.SIGKILL)
+    first.wait()
+    start("killed").wait_until_up()
+
+
+async def test_a_node_that_answered_nothing_is_fenced_by_the_next_one_of_its_name(
+    start: Start, client: PoolClient, mirror: Mirror
+) -> None:
+    first = start("halted")
+    first.wait_until_up()
+    first.signal(signal.SIGSTOP)
+    second = start("halted")
+    address = second.wait_until_up()
+    first.signal(signal.SIGCONT)
+    assert first.wait() == 2
+    assert "every node needs a name of its own" in first.text
+    assert "Traceback" not in first.text
+    pages = SamplePages(4, secret=SECRET)
+    await stored(client, pages)
+    assert [record.address for record in mirror.places().values()] == [address]
+    assert await pages.hits(client) == [True] * 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"PIE_POOL__LISTEN": "tcp://10.0.0.1:7"}, "not encrypted: write curve://10.0.0.1:7"),
+        ({"PIE_POOL__LISTEN": "curve://0.0.0.0:7"}, "names no host"),
+        ({}, "cluster.secret_file is not set"),
+        ({}, "index.url is not set"),
+        ({"PIE_POOL__NAME": "a/b"}, "pool.name"),
+    ],
+)
+def test_what_keeps_a_node_from_starting_is_said_in_a_sentence(
+    tmp_path: Path, settings: dict[str, str], words: str
+) -> None:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("PIE_")}
+    done = subprocess.run(
+        [*PIE, "pool"],
+        cwd=tmp_path,
+        env=clean | settings,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
