@@ -173,6 +173,34 @@ def demo(config: ConfigFile = None) -> None:
     raise typer.Exit(0 if shown_all else 1)
 
 
+@app.command(
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "allow_interspersed_args": False,
+    }
+)
+def run(
+    context: typer.Context,
+    program: Annotated[Path, typer.Argument(help="A Python file; what follows it is its own.")],
+    config: ConfigFile = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="What to run it on: `smollm2`, a folder, a GGUF file, a hub id."),
+    ] = None,
+) -> None:
+    """Run an inferlet against a model of its own; `pie run PROGRAM.py --help` tells what it takes."""
+    with _signals(), _sentences():
+        flags: dict[Key, tuple[str, object]] = {}
+        if model is not None:
+            flags["model", "source"] = ("--model", model)
+        loaded = _load(config, flags)
+        from pie.cluster.run import run_program  # noqa: PLC0415
+
+        ended_well = run_program(loaded.config, program, context.args, _report)
+    raise typer.Exit(0 if ended_well else 1)
+
+
 @config_app.command("show")
 def config_show(config: ConfigFile = None) -> None:
     """Print the values in force and where each came from."""

@@ -24,7 +24,7 @@ from pie.index.settings import IndexSettings
 from pie.policies.settings import PolicySettings
 from pie.pool.settings import PoolSettings
 from pie.router.settings import RouterSettings
-from pie.worker.settings import ModelSettings
+from pie.worker.settings import ModelSettings, ProgramSettings
 
 DEFAULT_FILE = Path("pie.toml")
 ENV_PREFIX = "PIE_"
@@ -47,6 +47,7 @@ class PieConfig(BaseModel):
     pool: PoolSettings = Field(default_factory=PoolSettings)
     index: IndexSettings = Field(default_factory=IndexSettings)
     policies: PolicySettings = Field(default_factory=PolicySettings)
+    programs: ProgramSettings = Field(default_factory=ProgramSettings)
 
 
 @dataclass(frozen=True)

@@ -175,6 +175,10 @@ class Render(msgspec.Struct, frozen=True, tag="render"):
     turns: tuple[ChatTurn, ...]
     opens_answer: bool = True
     """Whether the assistant's next turn is begun at its end."""
+    known_turns: int = 0
+    """Leading turns whose tokens are known already: only what follows them is wanted."""
+    known_answer: str | None = None
+    """What was generated after those, known too."""
 
 
 class Decode(msgspec.Struct, frozen=True, tag="decode"):

@@ -171,3 +171,32 @@ class ModelSettings(BaseModel):
         if 0 < value < _LEAST_TIER_BYTES:
             raise ValueError("0 turns the tier off; otherwise it is 1MiB or more")
         return value
+
+
+class ProgramSettings(BaseModel):
+    """What users' programs (inferlets) may take, each of them unless it says otherwise."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    most: int = Field(default=16, ge=1, le=1024, description="Programs that run at a time.")
+    memory: ByteSize = Field(
+        default=ByteSize(1 << 30),
+        ge=1 << 28,
+        le=1 << 40,
+        description="Address space of a program's process; Python and NumPy take about 200 MiB of it.",
+    )
+    cpu_s: int = Field(
+        default=300, ge=1, le=1 << 20, description="CPU time of a program, in seconds."
+    )
+    wall_s: float = Field(
+        default=600, gt=0, le=1 << 20, description="How long a program may run, in seconds."
+    )
+    open_files: int = Field(
+        default=64, ge=16, le=1 << 16, description="Files that a program may have open."
+    )
+    output: ByteSize = Field(
+        default=ByteSize(1 << 20),
+        ge=1024,
+        le=1 << 30,
+        description="What a program may print, and what it may say to its client, each.",
+    )

@@ -1,0 +1,46 @@
+"""What a user's program imports: `from pie.inferlet import Context, ForwardPass, …`."""
+
+from pie.inferlet.context import Context
+from pie.inferlet.errors import (
+    BadCallError,
+    ContextLengthError,
+    DroppedSlotError,
+    FrozenPageError,
+    HostGoneError,
+    InferletError,
+    NeverWrittenError,
+    NotAllowedError,
+    NothingAttendedError,
+    OutOfPagesError,
+    PassFailedError,
+    RecurrentError,
+)
+from pie.inferlet.forward import ForwardPass, PassResult, StateGeometry
+from pie.inferlet.generation import Generation
+from pie.inferlet.pipeline import Pipeline
+from pie.inferlet.samplers import Sampler, greedy
+from pie.inferlet.working_set import WorkingSet
+
+__all__ = [
+    "BadCallError",
+    "Context",
+    "ContextLengthError",
+    "DroppedSlotError",
+    "ForwardPass",
+    "FrozenPageError",
+    "Generation",
+    "HostGoneError",
+    "InferletError",
+    "NeverWrittenError",
+    "NotAllowedError",
+    "NothingAttendedError",
+    "OutOfPagesError",
+    "PassFailedError",
+    "PassResult",
+    "Pipeline",
+    "RecurrentError",
+    "Sampler",
+    "StateGeometry",
+    "WorkingSet",
+    "greedy",
+]

@@ -1,0 +1,199 @@
+"""A program's calls to its host.
+
+Covers numbering calls, handing answers to who waits for them, and failures that nobody waits for. Does
+not cover what the calls mean (`pie.inferlet.working_set`, `pie.inferlet.pipeline`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from typing import Generic, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import ArrayLike
+
+from pie.inferlet.errors import HostGoneError, InferletError, error_of
+from pie.wire.errors import PeerGone, WireError
+from pie.wire.frames import Buffer
+from pie.wire.pipe import Pipe
+from pie.wire.programs import Begin, CallFailed, Drawn, FromHost, decode_from_host
+
+Answer = tuple[FromHost, Sequence[bytes]]
+_T = TypeVar("_T")
+
+
+class Pending(Generic[_T]):
+    """What a call will give: await it, or go on and let a later wait raise what went wrong."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        future: asyncio.Future[Answer],
+        take: Callable[[FromHost, Sequence[bytes]], _T],
+    ) -> None:
+        self._connection = connection
+        self._future = future
+        self._take = take
+
+    def __await__(self) -> Generator[object, None, _T]:
+        """Wait for the answer.
+
+        Raises:
+            InferletError: The call failed, or an earlier one that nobody waited for did.
+        """
+        return self._wait().__await__()
+
+    async def _wait(self) -> _T:
+        self._connection.claim(self._future)
+        message, frames = await self._future
+        self._connection.raise_unclaimed()
+        return self._take(message, frames)
+
+
+class Connection:
+    """One program's end of the pipe."""
+
+    def __init__(self, pipe: Pipe) -> None:
+        self._pipe = pipe
+        self._last_call = 0
+        self._last_set = 0
+        self._waiting: dict[int, asyncio.Future[Answer]] = {}
+        self._streams: dict[int, asyncio.Queue[Answer | None]] = {}
+        self._undo: dict[int, Callable[[], None]] = {}
+        self._claimed: set[asyncio.Future[Answer]] = set()
+        self._unclaimed: InferletError | None = None
+        self._reader: asyncio.Task[None] | None = None
+
+    async def begin(self) -> Begin:
+        """Return what the host says first, and read on behind the caller's back."""
+        header, _ = await self._pipe.read()
+        message = decode_from_host(header)
+        assert isinstance(message, Begin)
+        self._reader = asyncio.get_running_loop().create_task(self._read())
+        return message
+
+    def next_call(self) -> int:
+        """Return a number for a call."""
+        self._last_call += 1
+        return self._last_call
+
+    def next_set(self) -> int:
+        """Return a number for a working set."""
+        self._last_set += 1
+        return self._last_set
+
+    def tell(self, message: msgspec.Struct, frames: Sequence[Buffer] = ()) -> None:
+        """Send what is not answered."""
+        self._pipe.send(message, frames)
+
+    def call(
+        self,
+        number: int,
+        message: msgspec.Struct,
+        take: Callable[[FromHost, Sequence[bytes]], _T],
+        frames: Sequence[Buffer] = (),
+        undo: Callable[[], None] | None = None,
+    ) -> Pending[_T]:
+        """Send a call; `take` makes the result of its answer, `undo` is called where it failed."""
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = future
+        if undo is not None:
+            self._undo[number] = undo
+        self._pipe.send(message, frames)
+        return Pending(self, future, take)
+
+    async def stream(
+        self, number: int, message: msgspec.Struct, frames: Sequence[Buffer] = ()
+    ) -> AsyncIterator[Drawn]:
+        """Send a call that is answered bit by bit."""
+        queue: asyncio.Queue[Answer | None] = asyncio.Queue()
+        self._streams[number] = queue
+        self._pipe.send(message, frames)
+        try:
+            while True:
+                answer = await queue.get()
+                if answer is None:
+                    raise HostGoneError("the worker is gone")
+                found = answer[0]
+                if isinstance(found, CallFailed):
+                    raise error_of(found)
+                assert isinstance(found, Drawn)
+                self.raise_unclaimed()
+                yield found
+                if found.finish:
+                    return
+        finally:
+            del self._streams[number]
+
+    async def drain(self) -> None:
+        """Wait until the host has taken most of what was sent."""
+        with contextlib.suppress(PeerGone):
+            await self._pipe.drain()
+
+    def claim(self, future: asyncio.Future[Answer]) -> None:
+        """Note that somebody waits for an answer, and gets its failure."""
+        self._claimed.add(future)
+        if future.done() and self._unclaimed is not None and future.exception() is self._unclaimed:
+            self._unclaimed = None
+
+    def raise_unclaimed(self) -> None:
+        """Raise what went wrong with a call that nobody waited for; once."""
+        error, self._unclaimed = self._unclaimed, None
+        if error is not None:
+            raise error
+
+    async def close(self) -> None:
+        """Send what is unsent and close."""
+        await self.drain()
+        self._pipe.close()
+        if self._reader is not None:
+            self._reader.cancel()
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                header, frames = await self._pipe.read()
+                self._take(decode_from_host(header), frames)
+        except WireError:
+            gone = HostGoneError("the worker is gone")
+            for number in list(self._waiting):
+                self._fail(number, gone)
+            for queue in self._streams.values():
+                queue.put_nowait(None)
+
+    def _take(self, message: FromHost, frames: Sequence[bytes]) -> None:
+        assert not isinstance(message, Begin)
+        stream = self._streams.get(message.call)
+        if stream is not None:
+            stream.put_nowait((message, frames))
+        elif isinstance(message, CallFailed):
+            self._fail(message.call, error_of(message))
+        else:
+            future = self._waiting.pop(message.call, None)
+            self._undo.pop(message.call, None)
+            if future is not None and not future.done():
+                future.set_result((message, frames))
+                self._claimed.discard(future)
+
+    def _fail(self, number: int, error: InferletError) -> None:
+        future = self._waiting.pop(number, None)
+        undo = self._undo.pop(number, None)
+        if undo is not None:
+            undo()
+        if future is None:
+            self._unclaimed = self._unclaimed or error
+        elif not future.done():
+            future.set_exception(error)
+            future.exception()  # seen: asyncio need not complain of it
+            if future not in self._claimed:
+                self._unclaimed = self._unclaimed or error
+            self._claimed.discard(future)
+
+
+def u32(numbers: ArrayLike) -> Buffer:
+    """Return numbers as a frame."""
+    array = np.ascontiguousarray(np.asarray(numbers).reshape(-1), "<u4")
+    return array.tobytes()

@@ -1,0 +1,262 @@
+"""What a program's `main` is given: a conversation, and the way to everything else.
+
+Covers turns, text, generating, forking, scoring and messages. Does not cover passes
+(`pie.inferlet.forward`, `pie.inferlet.pipeline`), which a context is made of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Sequence
+
+import numpy as np
+
+from pie.inferlet.connection import Connection, u32
+from pie.inferlet.errors import BadCallError
+from pie.inferlet.forward import Floats, ForwardPass
+from pie.inferlet.generation import Generation
+from pie.inferlet.pipeline import Pipeline
+from pie.inferlet.samplers import LogitFunction, Sampler
+from pie.inferlet.working_set import WorkingSet
+from pie.wire.programs import (
+    ChatTurn,
+    Decode,
+    Decoded,
+    Encode,
+    Encoded,
+    FromHost,
+    Heard,
+    Listen,
+    ModelFacts,
+    Render,
+    Say,
+)
+
+_SCORED_AT_ONCE = 2048
+"""Tokens of a text that one pass scores."""
+
+
+class Context:
+    """A conversation on a working set of its own.
+
+    Attributes:
+        model: Facts of the model.
+        working_set: Where this conversation's tokens are.
+    """
+
+    def __init__(self, connection: Connection, model: ModelFacts) -> None:
+        self.model = model
+        self.working_set = WorkingSet(connection)
+        self._connection = connection
+        self._turns: list[ChatTurn] = []
+        self._rendered = 0
+        """Turns whose tokens are in the working set or in `_pending`."""
+        self._answer: str | None = None
+        """The text generated after those, where the answer is not over."""
+        self._pending: list[int] = []
+        """Tokens that have not run."""
+
+    @property
+    def eos(self) -> frozenset[int]:
+        """Tokens that end an answer."""
+        return frozenset(self.model.eos_token_ids)
+
+    def system(self, text: str) -> Context:
+        """Add instructions; returns the context, so that turns can be chained."""
+        return self._turn("system", text)
+
+    def user(self, text: str) -> Context:
+        """Add what the user says."""
+        return self._turn("user", text)
+
+    def assistant(self, text: str) -> Context:
+        """Add an answer as if the model had given it."""
+        return self._turn("assistant", text)
+
+    def fill(self, tokens: Sequence[int]) -> Context:
+        """Add raw tokens, without a template."""
+        if self._rendered < len(self._turns):
+            raise BadCallError("fill(tokens) after turns: generate an answer to them first")
+        self._pending += [int(token) for token in tokens]
+        return self
+
+    async def take_tokens(self) -> list[int]:
+        """Return the tokens that were added and have not run, to run them by oneself."""
+        await self._render()
+        tokens, self._pending = self._pending, []
+        return tokens
+
+    def generate(
+        self,
+        sampler: Sampler | LogitFunction | None = None,
+        max_tokens: int = 256,
+        stop: Sequence[str] = (),
+        *,
+        ignore_eos: bool = False,
+    ) -> Generation:
+        """Go on with the conversation.
+
+        `await` what is returned for the whole text, or take it bit by bit with `async for`. What was
+        generated is part of the conversation, and the next turn goes on from it.
+
+        Args:
+            sampler: A declaration, which the engine carries out by itself; or a function from logits
+                `[vocab_size]` to a token, which costs a round trip for each one.
+            max_tokens: Most tokens to generate.
+            stop: Texts that end it; they are not part of the result.
+            ignore_eos: Go on past the model's end tokens.
+        """
+        return Generation(self, sampler or Sampler(), max_tokens, tuple(stop), ignore_eos)
+
+    async def fork(self, count: int) -> list[Context]:
+        """Return `count` contexts that go on from here, each by itself.
+
+        What was added is run first, once for all of them, but for its last token.
+        """
+        await self._render()
+        if len(self._pending) > 1:
+            ahead, self._pending = self._pending[:-1], self._pending[-1:]
+            await self.pipeline().run(ForwardPass(self.working_set).input(ahead))
+        return self._split(count)
+
+    def _split(self, count: int) -> list[Context]:
+        made = []
+        for one in self.working_set.forks(count):
+            twin = copy.copy(self)
+            twin.diverge(one)
+            made.append(twin)
+        return made
+
+    def diverge(self, working_set: WorkingSet) -> None:
+        """Go on with a working set that is a fork of one's own: for `fork`."""
+        self.working_set = working_set
+        self._turns, self._pending = list(self._turns), list(self._pending)
+
+    async def embed(self, text: str) -> Floats:
+        """Return the last hidden state after a text, `[hidden_size]`; the context stays as it is."""
+        tokens = await self.encode(text)
+        one = WorkingSet(self._connection)
+        try:
+            result = await self.pipeline().run(ForwardPass(one).input(tokens).hidden("last"))
+        finally:
+            one.close()
+        assert result.hidden is not None
+        vector: Floats = result.hidden[0]
+        return vector
+
+    async def score(self, text: str) -> float:
+        """Return the log-likelihood of a text as what comes next; the context stays as it is."""
+        await self._render()
+        before, tokens = self._pending, await self.encode(text)
+        if not before or not tokens:
+            raise BadCallError("score(text) needs something to follow, and a text")
+        (fork,) = self._split(1)
+        total, pipe, ahead = 0.0, self.pipeline(), before[:-1]
+        feed = [before[-1], *tokens[:-1]]
+        try:
+            if ahead:
+                pipe.submit(ForwardPass(fork.working_set).input(ahead))
+            for at in range(0, len(tokens), _SCORED_AT_ONCE):
+                part = slice(at, at + _SCORED_AT_ONCE)
+                one = ForwardPass(fork.working_set).input(feed[part]).logprobs(tokens[part])
+                result = await pipe.run(one)
+                assert result.logprobs is not None
+                total += float(result.logprobs.sum())
+        finally:
+            fork.close()
+        return total
+
+    def pipeline(self) -> Pipeline:
+        """Return a way to run passes."""
+        return Pipeline(self._connection)
+
+    def new_working_set(self) -> WorkingSet:
+        """Return an empty working set."""
+        return WorkingSet(self._connection)
+
+    async def encode(self, text: str, *, special: bool = False) -> list[int]:
+        """Return a text's tokens; `special` adds what the model expects around a plain text."""
+        call = self._connection.next_call()
+        return await self._connection.call(call, Encode(call, text, special), _tokens)
+
+    async def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens."""
+
+        def take(message: FromHost, _: Sequence[bytes]) -> str:
+            assert isinstance(message, Decoded)
+            return message.text
+
+        call = self._connection.next_call()
+        return await self._connection.call(call, Decode(call), take, [u32(tokens)])
+
+    async def say(self, text: str) -> None:
+        """Send a message to the client."""
+        self._connection.tell(Say(text))
+        await self._connection.drain()
+
+    async def listen(self) -> str | None:
+        """Wait for the client's next message; None where it will send no more."""
+
+        def take(message: FromHost, _: Sequence[bytes]) -> str | None:
+            assert isinstance(message, Heard)
+            return message.text
+
+        call = self._connection.next_call()
+        return await self._connection.call(call, Listen(call), take)
+
+    async def sleep(self, seconds: float) -> None:
+        """Do nothing for a while; the program's other tasks go on."""
+        await asyncio.sleep(seconds)
+
+    def close(self) -> None:
+        """Let go of the conversation's pages."""
+        self.working_set.close()
+
+    def connection(self) -> Connection:
+        """Return the way to the host: for `Generation`."""
+        return self._connection
+
+    def generated(self, tokens: Sequence[int], text: str, *, is_over: bool) -> None:
+        """Note an answer, or a part of one: for `Generation`.
+
+        Args:
+            tokens: The last of them has not run.
+            text: Of all of them.
+            is_over: Whether the model ended it.
+        """
+        self._pending = list(tokens[-1:])
+        self._answer = (self._answer or "") + text
+        if is_over and self._turns:
+            self._turns.append(ChatTurn("assistant", self._answer))
+
+    def _turn(self, role: str, text: str) -> Context:
+        if self._answer is not None and (not self._turns or self._turns[-1].role != "assistant"):
+            self._turns.append(ChatTurn("assistant", self._answer))
+        self._turns.append(ChatTurn(role, text))
+        return self
+
+    async def _render(self) -> None:
+        """Put the tokens of turns that are not there yet behind those that are."""
+        answered = self._answer is not None
+        if self._rendered + answered >= len(self._turns):
+            return
+        call = self._connection.next_call()
+        message = Render(
+            call,
+            tuple(self._turns),
+            opens_answer=self._turns[-1].role != "assistant",
+            known_turns=self._rendered,
+            known_answer=self._answer,
+        )
+        tokens = await self._connection.call(call, message, _tokens)
+        if answered and self._pending and self._pending[-1] in self.eos:
+            self._pending = []  # The template writes the end of the answer itself.
+        self._pending += tokens
+        self._rendered, self._answer = len(self._turns), None
+
+
+def _tokens(message: FromHost, frames: Sequence[bytes]) -> list[int]:
+    assert isinstance(message, Encoded)
+    found: list[int] = np.frombuffer(frames[0], "<u4").tolist()
+    return found

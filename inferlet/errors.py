@@ -1,0 +1,96 @@
+"""What can go wrong for a program.
+
+    InferletError
+    ├── BadCallError           the call cannot be meant: wrong shapes, unknown tokens
+    ├── NeverWrittenError      it names a slot that was never written
+    ├── DroppedSlotError       it reads a slot that was dropped
+    ├── FrozenPageError        it writes a slot in a frozen page
+    ├── NothingAttendedError   a token would attend to nothing
+    ├── RecurrentError         it masks what a recurrent layer holds in one state
+    ├── ContextLengthError     it does not fit into the model's context
+    ├── OutOfPagesError        programs hold all the pages that they may
+    ├── NotAllowedError        the host does not do this for programs
+    ├── PassFailedError        the model failed
+    └── HostGoneError          the worker is gone
+
+Where one slot is at fault, `slot` names it. A call that fails has changed nothing.
+"""
+
+from __future__ import annotations
+
+from pie.wire.programs import CallFailed, Trouble
+
+
+class InferletError(Exception):
+    """Anything that went wrong for a program."""
+
+    def __init__(self, message: str, slot: int | None = None) -> None:
+        super().__init__(message, slot)
+        self.message = message
+        self.slot = slot
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class BadCallError(InferletError):
+    """The call cannot be meant."""
+
+
+class NeverWrittenError(InferletError):
+    """It names a slot that was never written."""
+
+
+class DroppedSlotError(InferletError):
+    """It reads a slot that was dropped."""
+
+
+class FrozenPageError(InferletError):
+    """It writes a slot in a frozen page."""
+
+
+class NothingAttendedError(InferletError):
+    """A token would attend to nothing."""
+
+
+class RecurrentError(InferletError):
+    """It masks what a recurrent layer holds in one state."""
+
+
+class ContextLengthError(InferletError):
+    """It does not fit into the model's context."""
+
+
+class OutOfPagesError(InferletError):
+    """Programs hold all the pages that they may."""
+
+
+class NotAllowedError(InferletError):
+    """The host does not do this for programs."""
+
+
+class PassFailedError(InferletError):
+    """The model failed."""
+
+
+class HostGoneError(InferletError):
+    """The worker is gone, and with it all that this program had there."""
+
+
+_ERRORS: dict[Trouble, type[InferletError]] = {
+    Trouble.BAD_CALL: BadCallError,
+    Trouble.NEVER_WRITTEN: NeverWrittenError,
+    Trouble.DROPPED: DroppedSlotError,
+    Trouble.FROZEN_PAGE: FrozenPageError,
+    Trouble.NOTHING_ATTENDED: NothingAttendedError,
+    Trouble.RECURRENT: RecurrentError,
+    Trouble.CONTEXT_LENGTH: ContextLengthError,
+    Trouble.OUT_OF_PAGES: OutOfPagesError,
+    Trouble.NOT_ALLOWED: NotAllowedError,
+    Trouble.FAILED: PassFailedError,
+}
+
+
+def error_of(failed: CallFailed) -> InferletError:
+    """Return the error that a host told of."""
+    return _ERRORS[failed.trouble](failed.message, failed.slot)

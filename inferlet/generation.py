@@ -1,0 +1,116 @@
+"""An answer in the making.
+
+Covers taking it bit by bit or as a whole, with the engine's sampler or the program's own. Does not
+cover what comes before and after it (`pie.inferlet.context`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Generator
+from typing import TYPE_CHECKING
+
+from pie.inferlet.connection import u32
+from pie.inferlet.errors import BadCallError
+from pie.inferlet.forward import ForwardPass
+from pie.inferlet.samplers import LogitFunction, Sampler
+from pie.wire.programs import CancelCall, GenerateTokens
+
+if TYPE_CHECKING:
+    from pie.inferlet.context import Context
+
+
+class Generation:
+    """What `Context.generate` returns. Await it, or iterate over it; once.
+
+    Attributes:
+        tokens: The ids so far.
+        text: Their text so far.
+        finish: `stop` or `length` once it is over.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        sampler: Sampler | LogitFunction,
+        max_tokens: int,
+        stop: tuple[str, ...],
+        ignore_eos: bool,
+    ) -> None:
+        self.tokens: list[int] = []
+        self.text = ""
+        self.finish = ""
+        self._context = context
+        self._sampler = sampler
+        self._max_tokens = max_tokens
+        self._stop = stop
+        self._ignore_eos = ignore_eos
+
+    def __await__(self) -> Generator[object, None, str]:
+        """Wait for all of it and return the text."""
+        return self._all().__await__()
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        """Yield pieces of text as they come; none ends inside a character or a stop text."""
+        tokens = await self._context.take_tokens()
+        if not tokens:
+            raise BadCallError("there is nothing to go on from: add a turn or fill(tokens) first")
+        if isinstance(self._sampler, Sampler):
+            pieces = self._by_engine(tokens, self._sampler)
+        else:
+            pieces = self._by_function(tokens, self._sampler)
+        async for piece in pieces:
+            if piece:
+                yield piece
+        is_over = self.finish == "stop"
+        self._context.generated(self.tokens, self.text, is_over=is_over)
+
+    async def _all(self) -> str:
+        async for _ in self:
+            pass
+        return self.text
+
+    async def _by_engine(self, tokens: list[int], sampler: Sampler) -> AsyncIterator[str]:
+        connection, one = self._context.connection(), self._context.working_set
+        call = connection.next_call()
+        message = GenerateTokens(
+            call,
+            one.number,
+            self._max_tokens,
+            sampler.declared(),
+            self._stop,
+            ignore_eos=self._ignore_eos,
+        )
+        try:
+            async for drawn in connection.stream(call, message, [u32(tokens)]):
+                self.tokens += drawn.tokens
+                self.text += drawn.text
+                self.finish = drawn.finish
+                if drawn.finish:
+                    one.extended(drawn.length, drawn.pages, drawn.cached_tokens)
+                yield drawn.text
+        finally:
+            if not self.finish:
+                connection.tell(CancelCall(connection.next_call(), call))
+
+    async def _by_function(self, tokens: list[int], choose: LogitFunction) -> AsyncIterator[str]:
+        pipe, one, eos = self._context.pipeline(), self._context.working_set, self._context.eos
+        while not self.finish:
+            result = await pipe.run(ForwardPass(one).input(tokens).logits("last"))
+            assert result.logits is not None
+            token = int(choose(result.logits[0]))
+            tokens = [token]
+            self.tokens.append(token)
+            if token in eos and not self._ignore_eos:
+                self.finish = "stop"
+                return
+            # Decoded anew, because a character may take several tokens.
+            text = await self._context.decode(self.tokens)
+            ends = [at for at in map(text.find, self._stop) if at >= 0]
+            if ends:
+                text, self.finish = text[: min(ends)], "stop"
+            elif len(self.tokens) >= self._max_tokens:
+                self.finish = "length"
+            elif text.endswith("\ufffd"):
+                continue
+            piece, self.text = text[len(self.text) :], text
+            yield piece

@@ -1,0 +1,81 @@
+"""`pie run` as a person types it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.program_folder import write_program_folder
+from tests.support.serving import environment
+
+pytestmark = pytest.mark.live
+
+PROGRAM = '''
+from pie.inferlet import Context, greedy
+
+
+async def main(ctx: Context, prompt: str, max_tokens: int = 5, loud: bool = False):
+    """Answer PROMPT, and say so."""
+    print("printed")
+    await ctx.say("said")
+    await ctx.user(prompt).generate(greedy(), max_tokens)
+    if loud:
+        raise ValueError("too loud")
+    return f"{ctx.working_set.length} slots"
+'''
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_program_folder(tmp_path_factory.mktemp("run") / "model")
+
+
+def pie_run(folder: Path, model: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    (folder / "program.py").write_text(PROGRAM)
+    settings = {
+        "PIE_MODEL__DEVICE_KV_BUDGET": "4MiB",
+        "PIE_MODEL__DTYPE": "float32",
+        "PIE_MODEL__ATTENTION": "torch",
+        "PIE_MODEL__CACHE_FOLDER": str(folder / "cache"),
+    }
+    return subprocess.run(
+        [sys.executable, "-m", "pie.cluster", "run", "--model", str(model), "program.py", *words],
+        cwd=folder,
+        env=environment(folder, settings),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_a_program_runs_and_what_it_says_prints_and_returns_is_shown(
+    tmp_path: Path, model: Path
+) -> None:
+    done = pie_run(tmp_path, model, "--prompt", "Hello", "--max-tokens", "3")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()[:2]) == ["printed", "said"]
+    assert done.stdout.splitlines()[2].endswith(" slots")
+
+
+def test_a_program_that_raises_shows_its_line_and_ends_with_1(tmp_path: Path, model: Path) -> None:
+    done = pie_run(tmp_path, model, "--prompt", "Hello", "--loud", "yes")
+    assert done.returncode == 1
+    assert 'File "program.py", line 12, in main' in done.stderr
+    assert "ValueError: too loud" in done.stderr
+
+
+def test_help_and_mistakes_come_before_any_model_is_loaded(tmp_path: Path) -> None:
+    nowhere = Path("/nonexistent")
+    told = pie_run(tmp_path, nowhere, "--help")
+    assert told.returncode == 0
+    assert "Answer PROMPT, and say so." in told.stdout
+    assert "--max-tokens INT" in told.stdout
+    wrong = pie_run(tmp_path, nowhere, "--prompt", "x", "--max-tokens", "many")
+    assert (wrong.returncode, wrong.stderr) == (2, "pie: max_tokens is of type int, not 'many'\n")
+    missing = pie_run(tmp_path, nowhere, "--prompt", "x")
+    assert missing.returncode == 2
+    assert "/nonexistent" in missing.stderr

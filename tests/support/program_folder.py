@@ -1,0 +1,45 @@
+"""A small model with a tokenizer and a chat template, for programs to run on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
+
+from tests.support.chat_folder import write_chat_folder
+
+EOS = 3  # <|im_end|>
+
+
+def write_program_folder(folder: Path) -> Path:
+    """Write a tiny Llama that speaks ChatML; the same one each time."""
+    write_chat_folder(folder)
+    config = LlamaConfig(
+        vocab_size=416,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=96,
+        max_position_embeddings=2048,
+        initializer_range=0.2,
+        tie_word_embeddings=False,
+        bos_token_id=0,
+        eos_token_id=EOS,
+        pad_token_id=1,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        module = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+    module.save_pretrained(folder)
+    return folder
+
+
+def reference_of(folder: Path) -> PreTrainedModel:
+    """Return the same model as transformers has it, in float64."""
+    module: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float64, attn_implementation="eager"
+    )
+    module.eval()  # type: ignore[no-untyped-call]
+    return module

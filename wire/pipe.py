@@ -1,0 +1,100 @@
+"""A stream of messages between two processes that share a pair of sockets.
+
+Covers cutting a byte stream into messages, each a header and raw frames, and limits on both sides.
+Does not cover what the messages say (`pie.wire.programs`).
+
+An end is inherited and has no name, so nobody else can speak on it; that one process ended, the
+other one sees at once. A message is: the header's size, the number of frames, each frame's size
+(all u32, little-endian), then the header and the frames.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Sequence
+
+import msgspec
+
+from pie.wire.errors import BadMessage, PeerGone
+from pie.wire.frames import Buffer
+
+MAX_FRAMES = 1024
+MAX_MESSAGE_BYTES = 128 << 20
+_UNSENT_BYTES = 8 << 20
+"""A sender that drains waits while more than this is unsent."""
+_HEAD = struct.Struct("<II")
+
+encode = msgspec.msgpack.Encoder().encode
+
+
+class Pipe:
+    """One end. For one event loop; use `Pipe.open`."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, max_bytes: int
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._max_bytes = max_bytes
+
+    @classmethod
+    async def open(cls, end: socket.socket, *, max_bytes: int = MAX_MESSAGE_BYTES) -> Pipe:
+        """Take over one end of a `socket.socketpair()`.
+
+        Args:
+            end: A stream socket.
+            max_bytes: Largest message to read.
+        """
+        end.setblocking(False)
+        reader, writer = await asyncio.open_unix_connection(sock=end, limit=1 << 20)
+        writer.transport.set_write_buffer_limits(high=_UNSENT_BYTES)
+        return cls(reader, writer, max_bytes)
+
+    async def read(self) -> tuple[bytes, list[bytes]]:
+        """Return the next message's header and frames.
+
+        Raises:
+            PeerGone: The other end is closed.
+            BadMessage: It is too large, or no message.
+        """
+        try:
+            header_bytes, count = _HEAD.unpack(await self._reader.readexactly(_HEAD.size))
+            if count > MAX_FRAMES:
+                raise BadMessage(f"A message of {count} frames is too large.")
+            sizes = struct.unpack(f"<{count}I", await self._reader.readexactly(4 * count))
+            if header_bytes + sum(sizes) > self._max_bytes:
+                raise BadMessage(f"A message is larger than {self._max_bytes} bytes.")
+            header = await self._reader.readexactly(header_bytes)
+            return header, [await self._reader.readexactly(size) for size in sizes]
+        except (asyncio.IncompleteReadError, OSError) as error:
+            raise PeerGone("The other end of the pipe is closed.") from error
+
+    def send(self, message: msgspec.Struct, frames: Sequence[Buffer] = ()) -> None:
+        """Send a message as soon as can be; dropped where the other end is closed."""
+        header = encode(message)
+        views = [memoryview(frame).cast("B") for frame in frames]
+        sizes = struct.pack(f"<{len(views)}I", *(view.nbytes for view in views))
+        head = _HEAD.pack(len(header), len(views)) + sizes + header
+        if not self._writer.is_closing():
+            self._writer.writelines([head, *views])
+
+    async def drain(self) -> None:
+        """Wait until little is unsent.
+
+        Raises:
+            PeerGone: The other end is closed.
+        """
+        try:
+            await self._writer.drain()
+        except OSError as error:
+            raise PeerGone("The other end of the pipe is closed.") from error
+
+    def close(self) -> None:
+        """Close this end; what is unsent is sent first, where the other end takes it."""
+        self._writer.close()
+
+    def abort(self) -> None:
+        """Close this end at once."""
+        self._writer.transport.abort()

@@ -1,0 +1,283 @@
+"""The worker's host of programs.
+
+Covers starting programs within limits, carrying their calls to the step thread and back, text and templates,
+messages to and from clients, and letting go of all that a program had when it ends, for whatever
+reason. Does not cover one process (`pie.worker.programs.process`) or what calls do to pages
+(`pie.worker.programs.roster`). For one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pie.tokens.errors import TokensError
+from pie.tokens.template import ChatTemplate
+from pie.tokens.tokenizer import Tokenizer
+from pie.wire.frames import Buffer
+from pie.wire.programs import (
+    Begin,
+    CallFailed,
+    CancelCall,
+    CloseSet,
+    Decode,
+    Decoded,
+    Drawn,
+    Encode,
+    Encoded,
+    Finished,
+    FromProgram,
+    Heard,
+    Listen,
+    ModelFacts,
+    OpenSet,
+    Render,
+    Say,
+)
+from pie.worker.programs.calls import bad, read_ints
+from pie.worker.programs.commands import (
+    ProgramAnswer,
+    ProgramBegan,
+    ProgramCall,
+    ProgramCommand,
+    ProgramEnded,
+)
+from pie.worker.programs.conversation import Conversations
+from pie.worker.programs.process import Ended, EndReason, ProgramProcess
+from pie.worker.programs.trouble import CallError
+from pie.worker.settings import ProgramSettings
+
+log = logging.getLogger("pie.worker.programs.host")
+
+_MOST_CALLS = 4096
+"""Calls of one program without an answer: beyond, it is not read until some are answered."""
+_MOST_HEARD = 1024
+"""Messages of a client that wait to be listened to."""
+
+
+class TooManyPrograms(Exception):  # noqa: N818
+    """No more programs are taken now."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramToRun:
+    """A program and what it is run with."""
+
+    name: str
+    source: str
+    arguments: Mapping[str, str]
+    salt: str | None = None
+    tenant_tag: str = ""
+
+
+class RunningProgram:
+    """One program that runs. Await `ended`."""
+
+    def __init__(self, name: str, process: ProgramProcess) -> None:
+        self.name = name
+        self.process = process
+        self.ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
+        self.outstanding = 0
+        self.room = asyncio.Event()
+        self.room.set()
+        self._heard: deque[str | None] = deque()
+        self._listening: deque[int] = deque()
+
+    def tell(self, text: str | None) -> bool:
+        """Give it a message of its client, None for the last; False where too many wait."""
+        if len(self._heard) >= _MOST_HEARD:
+            return False
+        self._heard.append(text)
+        self._match()
+        return True
+
+    def listen(self, call: int) -> None:
+        """Note that it waits for a message."""
+        self._listening.append(call)
+        self._match()
+
+    def cancel(self) -> None:
+        """End it."""
+        self.process.kill(EndReason.CANCELLED)
+
+    def _match(self) -> None:
+        while self._heard and self._listening:
+            text = self._heard[0]
+            self.process.send(Heard(self._listening.popleft(), text))
+            if text is None:
+                return  # and every later wait gets it too
+            self._heard.popleft()
+
+
+class ProgramHost:
+    """Runs programs for one engine.
+
+    Args:
+        put: Hands a command to the step thread.
+        tokenizer: The model's.
+        template: The model's chat template; None where it has none.
+        facts: What programs may know of the model.
+        settings: Limits.
+    """
+
+    def __init__(
+        self,
+        put: Callable[[ProgramCommand], None],
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        facts: ModelFacts,
+        settings: ProgramSettings,
+    ) -> None:
+        self._put = put
+        self._tokenizer = tokenizer
+        self._conversations = Conversations(tokenizer, template)
+        self._facts = facts
+        self._settings = settings
+        self._programs: dict[str, RunningProgram] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._numbers = itertools.count(1)
+
+    @property
+    def running(self) -> int:
+        """Programs that run now."""
+        return len(self._programs)
+
+    async def start(
+        self,
+        program: ProgramToRun,
+        on_said: Callable[[str], None] = lambda _: None,
+        on_output: Callable[[str], None] = lambda _: None,
+    ) -> RunningProgram:
+        """Start a program.
+
+        Args:
+            program: What to run.
+            on_said: Called with each message for the client.
+            on_output: Called with what it prints, as it comes.
+
+        Raises:
+            TooManyPrograms: As many run as may.
+            OSError: There is no process to be had.
+        """
+        if len(self._programs) >= self._settings.most:
+            raise TooManyPrograms(
+                f"{len(self._programs)} programs run already, which is all that [programs] most allows"
+            )
+        number = f"program-{next(self._numbers)}"
+        process = ProgramProcess(self._settings, on_output)
+        running = self._programs[number] = RunningProgram(number, process)
+        self._put(ProgramBegan(number, program.salt, program.tenant_tag))
+        try:
+            begin = Begin(program.name, program.source, dict(program.arguments), self._facts)
+            await process.start(begin)
+        except BaseException:
+            self._forget(number)
+            raise
+        task = asyncio.get_running_loop().create_task(self._serve(running, on_said))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return running
+
+    def take(self, answers: Iterable[ProgramAnswer]) -> None:
+        """Pass answers of the step thread on."""
+        for answer in answers:
+            running = self._programs.get(answer.program)
+            if running is None:
+                continue
+            running.process.send(answer.message, answer.frames)
+            if not isinstance(answer.message, Drawn) or answer.message.finish:
+                running.outstanding -= 1
+                running.room.set()
+
+    def end_all(self) -> None:
+        """End all programs."""
+        for running in list(self._programs.values()):
+            running.cancel()
+
+    async def close(self) -> None:
+        """End all programs and wait until they are gone."""
+        self.end_all()
+        if self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, running: RunningProgram, on_said: Callable[[str], None]) -> None:
+        process = running.process
+        try:
+            async with asyncio.timeout(self._settings.wall_s):
+                while (got := await process.read()) is not None:
+                    await self._carry_out(running, *got, on_said)
+        except TimeoutError:
+            process.kill(EndReason.TOO_LONG)
+        except Exception:
+            log.exception("a program's messages could not be carried out")
+            process.kill(EndReason.DIED)
+        # Its pages go first: nobody else waits for a process to be gone.
+        self._put(ProgramEnded(running.name))
+        try:
+            ended = await process.ended()
+        except Exception:
+            log.exception("a program's process did not end")
+            ended = Ended(EndReason.DIED, error="its process could not be ended")
+        self._programs.pop(running.name, None)
+        running.ended.set_result(ended)
+
+    async def _carry_out(
+        self,
+        running: RunningProgram,
+        message: FromProgram,
+        frames: Sequence[bytes],
+        on_said: Callable[[str], None],
+    ) -> None:
+        process = running.process
+        match message:
+            case Say(text):
+                process.said(len(text.encode()))
+                with contextlib.suppress(Exception):
+                    on_said(text)
+            case Listen(call):
+                running.listen(call)
+            case Encode() | Render() | Decode():
+                # Beside the event loop: a long text takes milliseconds.
+                answer, made = await asyncio.to_thread(self._text, message, frames)
+                process.send(answer, made)
+            case Finished():
+                pass  # the process has taken note
+            case _:
+                while running.outstanding >= _MOST_CALLS:
+                    running.room.clear()
+                    await running.room.wait()
+                running.outstanding += not isinstance(message, OpenSet | CloseSet | CancelCall)
+                self._put(ProgramCall(running.name, message, frames))
+
+    def _text(
+        self, message: Encode | Render | Decode, frames: Sequence[bytes]
+    ) -> tuple[Encoded | Decoded | CallFailed, Sequence[Buffer]]:
+        """Answer a call that is about text alone."""
+        try:
+            match message:
+                case Encode(call, text, special):
+                    tokens = self._tokenizer.encode(text, add_special_tokens=special)
+                    return Encoded(call), [_u32(tokens)]
+                case Render(call):
+                    return Encoded(call), [_u32(self._conversations.tokens(message))]
+                case Decode(call):
+                    return Decoded(call, self._tokenizer.decode(read_ints(frames).tolist())), ()
+        except CallError as error:
+            return error.answer(message.call), ()
+        except TokensError as error:
+            return bad(str(error)).answer(message.call), ()
+
+    def _forget(self, number: str) -> None:
+        self._programs.pop(number, None)
+        self._put(ProgramEnded(number))
+
+
+def _u32(tokens: Sequence[int]) -> Buffer:
+    return np.asarray(tokens, "<u4").data

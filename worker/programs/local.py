@@ -1,0 +1,104 @@
+"""A model with a host of programs and nothing else: no router, no index, no pool.
+
+Covers starting and stopping it, for `pie run` and for measurements. Does not cover a worker of a cluster
+(`pie.worker.service`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from pie.policies.lru import LruRetention
+from pie.tokens.template import ChatTemplate
+from pie.wire.programs import ModelFacts
+from pie.worker.assembly import Assembly, assemble, make_engine, shape_of
+from pie.worker.commands import StepReport
+from pie.worker.engine import Engine
+from pie.worker.engine_thread import EngineThread
+from pie.worker.programs.host import ProgramHost
+from pie.worker.settings import ModelSettings, ProgramSettings
+
+log = logging.getLogger("pie.worker.programs.local")
+
+_STEP_ENDS_S = 30.0
+
+
+def facts_of(assembly: Assembly) -> ModelFacts:
+    """Return what programs may know of a model."""
+    model, shape = assembly.model, shape_of(assembly.model, assembly.context_tokens)
+    return ModelFacts(
+        name=model.name,
+        vocab_size=shape.vocab_size,
+        context_tokens=shape.context_tokens,
+        page_tokens=model.layout.page_tokens,
+        layers=shape.layers,
+        query_heads=shape.query_heads,
+        kv_heads=shape.kv_heads,
+        eos_token_ids=tuple(assembly.tokenizer.eos_token_ids),
+    )
+
+
+def host_of(assembly: Assembly, thread: EngineThread, settings: ProgramSettings) -> ProgramHost:
+    """Return a host of programs for an engine."""
+    template = ChatTemplate.load(assembly.model.folder)
+    return ProgramHost(thread.put, assembly.tokenizer, template, facts_of(assembly), settings)
+
+
+class LocalEngine:
+    """A model in this process, and its host. Use `start` and `close`, on one event loop.
+
+    Args:
+        model: The `[model]` section.
+        programs: The `[programs]` section.
+    """
+
+    def __init__(self, model: ModelSettings, programs: ProgramSettings) -> None:
+        self._model = model
+        self._programs = programs
+        self._thread: EngineThread | None = None
+        self._host: ProgramHost | None = None
+        self._engine: Engine | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def host(self) -> ProgramHost:
+        """The host; valid after `start`."""
+        assert self._host is not None
+        return self._host
+
+    @property
+    def engine(self) -> Engine:
+        """The engine; valid after `start`."""
+        assert self._engine is not None
+        return self._engine
+
+    async def start(self, progress: Callable[[str], None] = lambda _: None) -> None:
+        """Load the model. Takes seconds to minutes.
+
+        Raises:
+            WorkerError: It cannot be had or served.
+        """
+        self._loop = asyncio.get_running_loop()
+        assembly = await asyncio.to_thread(assemble, self._model, progress)
+        self._engine = make_engine(assembly, self._model, LruRetention, lambda _: None, debug=False)
+        self._thread = EngineThread(self._engine, self._reported, self._died)
+        self._host = host_of(assembly, self._thread, self._programs)
+        self._thread.start()
+
+    async def close(self) -> None:
+        """End all programs and stop."""
+        if self._host is not None:
+            await self._host.close()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.stop, _STEP_ENDS_S)
+
+    def _reported(self, report: StepReport) -> None:
+        if report.programs and self._loop is not None:
+            self._loop.call_soon_threadsafe(self.host.take, report.programs)
+
+    def _died(self, error: BaseException) -> None:
+        log.error("the engine ended: %s", error)
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self.host.end_all)
