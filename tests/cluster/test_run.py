@@ -64,7 +64,7 @@ def test_a_program_runs_and_what_it_says_prints_and_returns_is_shown(
 def test_a_program_that_raises_shows_its_line_and_ends_with_1(tmp_path: Path, model: Path) -> None:
     done = pie_run(tmp_path, model, "--prompt", "Hello", "--loud", "yes")
     assert done.returncode == 1
-    assert 'File "program.py", line 12, in main' in done.stderr
+    assert 'File "program.py", line 11, in main' in done.stderr
     assert "ValueError: too loud" in done.stderr
 
 
