@@ -23,8 +23,10 @@ from rich.console import Console
 from rich.table import Table
 
 from pie.cluster.config import Key, LoadedConfig, load_config, masked
-from pie.cluster.errors import ClusterError, ConfigError, NotRunningError
+from pie.cluster.errors import NotRunningError
+from pie.cluster.pages import pages_app
 from pie.cluster.reference import reference_page, shown
+from pie.cluster.sentences import sentences
 from pie.cluster.stopping import Stop, ask_to_stop
 
 app = typer.Typer(
@@ -35,6 +37,7 @@ app = typer.Typer(
 )
 config_app = typer.Typer(help="Look at the configuration.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
+app.add_typer(pages_app, name="pages")
 
 _WATCH_S = 1.0
 
@@ -92,7 +95,7 @@ def serve(
     ):
         if value is not None:
             flags[key] = (flag, value)
-    with _signals(), _sentences():
+    with _signals(), sentences():
         loaded = _load(config, flags)
         # Ray is slow to import; `pie status` does without it.
         from pie.cluster.launch import running  # noqa: PLC0415
@@ -136,7 +139,7 @@ def pool(
     ):
         if value is not None:
             flags[key] = (flag, value)
-    with _sentences():
+    with sentences():
         from pie.cluster.pool_process import run_node  # noqa: PLC0415
 
         run_node(_load(config, flags).config, _say)
@@ -150,7 +153,7 @@ def status(
     """Show a running cluster's workers, pool nodes, index mode and hit rate."""
     from pie.cluster.status import show_status  # noqa: PLC0415
 
-    with _sentences():
+    with sentences():
         router = _load(config).config.router
         if not router.port and not at:
             raise NotRunningError("router.port is 0, so the port was picked: name it with --at")
@@ -167,7 +170,7 @@ def demo(config: ConfigFile = None) -> None:
     """Start a cluster, show what is computed and what is not, and stop it."""
     from pie.cluster.demo import run_demo  # noqa: PLC0415
 
-    with _signals(), _sentences():
+    with _signals(), sentences():
         loaded = _load(config, {("router", "port"): ("pie demo", 0)})
         shown_all = run_demo(loaded.config, Console(), _report)
     raise typer.Exit(0 if shown_all else 1)
@@ -204,7 +207,7 @@ def run(
 @config_app.command("show")
 def config_show(config: ConfigFile = None) -> None:
     """Print the values in force and where each came from."""
-    with _sentences():
+    with sentences():
         loaded = _load(config)
     table = Table(box=None, pad_edge=False)
     for heading in ("key", "value", "from"):
@@ -230,20 +233,6 @@ def _say(text: str) -> None:
 
 def _report(part: str, what: str) -> None:
     print(f"  {part:<10}{what}", file=sys.stderr, flush=True)
-
-
-@contextmanager
-def _sentences() -> Iterator[None]:
-    """Say what a person can mend in one sentence each, and end with 2."""
-    try:
-        yield
-    except ConfigError as error:
-        for problem in error.problems:
-            print(f"pie: {problem}", file=sys.stderr)
-        raise typer.Exit(2) from error
-    except ClusterError as error:
-        print(f"pie: {error}", file=sys.stderr)
-        raise typer.Exit(2) from error
 
 
 @contextmanager

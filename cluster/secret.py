@@ -18,7 +18,7 @@ from pie.page.format import SECRET_BYTES
 
 log = logging.getLogger("pie.cluster.secret")
 
-_NAME = "cluster.secret"
+FILE_NAME = "cluster.secret"
 
 
 def new_secret() -> bytes:
@@ -48,7 +48,7 @@ def kept_secret(folder: Path) -> bytes:
     Raises:
         StartError: There is one that is not whole.
     """
-    file = folder / _NAME
+    file = folder / FILE_NAME
     try:
         return _made(file)
     except OSError as error:
@@ -58,13 +58,19 @@ def kept_secret(folder: Path) -> bytes:
 
 def _made(file: Path) -> bytes:
     with contextlib.suppress(FileNotFoundError):
-        return _read(file)
+        return read_secret(file)
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     _write(file, new_secret())
-    return _read(file)
+    return read_secret(file)
 
 
-def _read(file: Path) -> bytes:
+def read_secret(file: Path) -> bytes:
+    """Return the secret in a file.
+
+    Raises:
+        OSError: It cannot be read.
+        StartError: It is not whole.
+    """
     secret = file.read_bytes()
     if len(secret) != SECRET_BYTES:
         raise StartError(

@@ -1,0 +1,188 @@
+"""Which places `pie pages` looks at.
+
+Covers folders of nodes and workers as the configuration names them, and paths that a person names. Does
+not cover what lies there (`pie.pool.at_rest`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from pie.cluster.config import PieConfig
+from pie.cluster.encryption import encryption_keys
+from pie.cluster.errors import ClusterError
+from pie.cluster.secret import FILE_NAME, read_secret
+from pie.pool.at_rest import FolderSource, Source, TarSource
+from pie.pool.sealing import Sealing
+from pie.pool.settings import Compression
+
+_UNLIMITED = 1 << 60
+
+
+class PagesError(ClusterError):
+    """What was asked about pages at rest cannot be done, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A node's or worker's folders, or one that a person named."""
+
+    name: str
+    folders: tuple[Path, ...]
+    budget_bytes: int = _UNLIMITED
+    compression: Compression = Compression.NONE
+    keep_bad_pages: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A source of pages and how its page files are read."""
+
+    source: Source
+    sealing: Sealing
+
+
+def places(config: PieConfig) -> list[Place]:
+    """Return the nodes and workers whose folders the configuration names and that are there."""
+    pool, model = config.pool, config.model
+    found = {}
+    for top in pool.disk_folders:
+        for name in _children(top):
+            folders = tuple(each / name for each in pool.disk_folders)
+            budget = int(pool.disk_budget) or _UNLIMITED
+            found[name] = Place(name, folders, budget, pool.disk_compression, pool.keep_bad_pages)
+    for name in _children(model.disk_kv_path):
+        budget = int(model.disk_kv_budget) or _UNLIMITED
+        folder = model.disk_kv_path.expanduser() / name
+        found[name] = Place(name, (folder,), budget, model.disk_compression, model.keep_bad_pages)
+    return [found[name] for name in sorted(found)]
+
+
+def named(where: str | None, config: PieConfig) -> list[Place]:
+    """Return the places that a person means: a place's name, a path, or all where None.
+
+    Raises:
+        PagesError: There is no such place.
+    """
+    known = places(config)
+    if where is None:
+        if not known:
+            tops = [*config.pool.disk_folders, config.model.disk_kv_path]
+            raise PagesError(
+                f"no node or worker keeps pages in {', '.join(map(str, tops))}: name a folder, or a "
+                "configuration with --config"
+            )
+        return known
+    for place in known:
+        if place.name == where:
+            return [place]
+    path = Path(where).expanduser()
+    if not path.exists():
+        names = ", ".join(place.name for place in known) or "none"
+        raise PagesError(
+            f"{where} is neither a place (there are: {names}) nor a folder or tar file"
+        )
+    inside = [Place(str(path / name), (path / name,)) for name in _children(path)]
+    return inside or [Place(str(path), (path,))]
+
+
+def one(where: str, config: PieConfig) -> Place:
+    """Return the one place that a person means.
+
+    Raises:
+        PagesError: There is none, or there are several.
+    """
+    path = Path(where).expanduser()
+    if not path.exists() and len(path.parts) > 1:
+        return Place(str(path), (path,))
+    found = named(where, config)
+    if len(found) != 1:
+        names = ", ".join(place.name for place in found)
+        raise PagesError(f"{where} has several places: name one of {names}")
+    return found[0]
+
+
+@contextmanager
+def sources(
+    where: str | None, config: PieConfig, secret_file: Path | None = None
+) -> Iterator[list[Opened]]:
+    """Open what a person means as sources for a block; folders that are not there are left out.
+
+    Args:
+        where: See `named`.
+        config: Has the encryption keys.
+        secret_file: The cluster's secret; where None it is looked for beside the pages, and then
+            where the configuration's own pages lie.
+
+    Raises:
+        PagesError: There is nothing, or it cannot be read.
+    """
+    with ExitStack() as exits:
+        found = []
+        for place in named(where, config):
+            secrets = _secrets(place, config, secret_file)
+            for path in place.folders:
+                if path.exists():
+                    found.append(_opened(place, path, secrets, config))
+                    exits.callback(found[-1].source.close)
+        yield found
+
+
+def sealing_of(place: Place, config: PieConfig) -> Sealing:
+    """Return how new page files of a place are made.
+
+    Raises:
+        ConfigError: The encryption keys are wrong.
+        StartError: A secret beside the pages is damaged.
+    """
+    return _sealing(place, _secrets(place, config, None)[0], config)
+
+
+def _opened(place: Place, path: Path, secrets: Sequence[bytes | None], config: PieConfig) -> Opened:
+    """Open a source with the first secret that its first page was written with."""
+    for secret in secrets:
+        sealing = _sealing(place, secret, config)
+        try:
+            source: Source = (
+                FolderSource(path, sealing) if path.is_dir() else TarSource(path, sealing)
+            )
+            first = next(iter(source.pages()), None)
+        except OSError as error:
+            raise PagesError(f"{path} cannot be read: {error.strerror or error}") from error
+        if first is None or first.header is not None or secret is secrets[-1]:
+            return Opened(source, sealing)
+        source.close()
+    raise AssertionError("there is one secret at least, None")
+
+
+def _sealing(place: Place, secret: bytes | None, config: PieConfig) -> Sealing:
+    keys = encryption_keys(config.cluster)
+    return Sealing(secret, compression=place.compression, keys=keys, name=place.name)
+
+
+def _secrets(place: Place, config: PieConfig, file: Path | None) -> list[bytes | None]:
+    """Return the secrets that pages may have been written with, the likeliest first."""
+    if file is not None:
+        try:
+            return [read_secret(file)]
+        except OSError as error:
+            raise PagesError(f"{file} cannot be read: {error.strerror}") from error
+    beside = [each for folder in place.folders for each in (folder, folder.parent)]
+    folders = [*beside, config.pool.disk_folders[0], config.model.disk_kv_path]
+    files = [folder.expanduser() / FILE_NAME for folder in folders]
+    if config.cluster.secret_file is not None:
+        files.append(config.cluster.secret_file.expanduser())
+    found: list[bytes | None] = [read_secret(each) for each in files if each.is_file()]
+    return list(dict.fromkeys([*found, None]))
+
+
+def _children(top: Path) -> Iterator[str]:
+    """Name the folders below one that nodes or workers use or have used."""
+    top = top.expanduser()
+    if top.is_dir():
+        for path in sorted(top.iterdir()):
+            if (path / ".lock").exists():
+                yield path.name

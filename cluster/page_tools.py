@@ -1,0 +1,297 @@
+"""What `pie pages` does with pages at rest.
+
+Covers finding pages by a key's beginning, checking, copying out and in, and removing them. Does not cover
+where they lie (`pie.cluster.page_places`) or how it is told (`pie.cluster.pages`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import tarfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from pie.cluster.config import PieConfig
+from pie.cluster.page_places import Opened, PagesError, Place, sealing_of
+from pie.index.errors import IndexUnavailableError
+from pie.index.lookup import DirectLookup
+from pie.page.errors import BadPage
+from pie.page.events import Part, PartMask, Tier, part_tiers
+from pie.page.format import PageHeader, checksum, page_name
+from pie.page.key import KEY_BYTES, PageKey
+from pie.page.lookup import LookupStatus
+from pie.pool.at_rest import PageAtRest, problem_of
+from pie.pool.copying import copy_payload
+from pie.pool.disk import DiskTier
+from pie.pool.errors import PoolError
+from pie.pool.sealing import Sealing
+from pie.pool.settings import Durability
+from pie.pool.tier import id_of
+
+_LEAST_DIGITS = 4
+_SHOWN = 5
+
+
+class Found(NamedTuple):
+    """A page and where it was found."""
+
+    at: Opened
+    page: PageAtRest
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """Who says in the index that it holds a page."""
+
+    place: str
+    parts: dict[str, list[str]]
+    """The tiers, by part."""
+
+
+class Imported(NamedTuple):
+    """What an import has done."""
+
+    stored: int
+    held: int
+    """Were there already."""
+    bad: list[tuple[str, str]]
+    """Names that were not taken, and why."""
+
+
+def everything(sources: Iterable[Opened]) -> Iterator[Found]:
+    """List all pages of some sources.
+
+    Raises:
+        PagesError: One cannot be read.
+    """
+    for at in sources:
+        try:
+            for page in at.source.pages():
+                yield Found(at, page)
+        except OSError as error:
+            raise PagesError(
+                f"{at.source.name} cannot be read: {error.strerror or error}"
+            ) from error
+
+
+def selected(found: Iterable[Found], beginnings: Sequence[str]) -> list[Found]:
+    """Return all copies and parts of the pages whose keys begin so.
+
+    Raises:
+        PagesError: A beginning is no key's, or of several keys.
+    """
+    for digits in beginnings:
+        try:
+            good = _LEAST_DIGITS <= len(digits) <= 2 * KEY_BYTES
+            bytes.fromhex(digits + digits[-1] * (len(digits) % 2))
+        except ValueError:
+            good = False
+        if not good:
+            raise PagesError(
+                f"{digits!r} is no key: {_LEAST_DIGITS} to {2 * KEY_BYTES} hexadecimal digits are"
+            )
+    matches: dict[str, dict[PageKey, list[Found]]] = {digits: {} for digits in beginnings}
+    for one in found:
+        header = one.page.header
+        if header is not None:
+            for digits, keys in matches.items():
+                if header.key.hex().startswith(digits.lower()):
+                    keys.setdefault(header.key, []).append(one)
+    for digits, keys in matches.items():
+        if not keys:
+            raise PagesError(f"no page's key begins with {digits}")
+        if len(keys) > 1:
+            some = ", ".join(key.hex() for key in list(keys)[:_SHOWN])
+            raise PagesError(f"the keys of {len(keys)} pages begin with {digits}, such as {some}")
+    return [one for keys in matches.values() for copies in keys.values() for one in copies]
+
+
+def checked(found: Iterable[Found]) -> Iterator[tuple[Found, str]]:
+    """Read each page as a whole, and give what is wrong with it; nothing where it is good."""
+    for one in found:
+        yield one, problem_of(one.at.source, one.page, one.at.sealing)
+
+
+def export(found: Iterable[Found], target: Path) -> tuple[int, list[tuple[str, str]]]:
+    """Copy page files, as they are, to a folder or a tar file, which gets its name when it is whole.
+
+    Pages that are bad are left out, and so are second copies. Those whose key is not here are copied
+    as they are.
+
+    Returns:
+        How many were copied, and the names of bad ones with what is wrong.
+
+    Raises:
+        PagesError: The target is there already (a tar file) or cannot be written.
+    """
+    is_tar = target.suffix == ".tar"
+    if is_tar and target.exists():
+        raise PagesError(f"{target} is there already")
+    bad = []
+    copied = 0
+    done: set[str] = set()
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        with contextlib.ExitStack() as exits:
+            tar = exits.enter_context(tarfile.open(temporary, "x")) if is_tar else None
+            for one, problem in checked(found):
+                if problem and not problem.startswith("locked"):
+                    bad.append((f"{one.at.source.name}/{one.page.where}", problem))
+                    continue
+                header = one.page.header
+                assert header is not None
+                name = page_name(header.model_root, header.key, header.part)
+                if name not in done:
+                    done.add(name)
+                    data = one.at.source.read(one.page)
+                    copied += _write(tar, target, name, data, one.page.stored_ns)
+        if is_tar:
+            os.link(temporary, target)
+    except OSError as error:
+        raise PagesError(f"{target} cannot be written: {error.strerror or error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    return copied, bad
+
+
+def import_pages(found: Iterable[Found], place: Place, config: PieConfig) -> Imported:
+    """Check pages, and store them in a place's folders, sealed as its own are.
+
+    Raises:
+        PagesError: A running node owns the folders, or they have no room for a page.
+    """
+    sealing = sealing_of(place, config)
+    tier = DiskTier(
+        place.folders,
+        place.budget_bytes,
+        sealing=sealing,
+        durability=Durability.NONE,
+        keep_bad_pages=place.keep_bad_pages,
+    )
+    try:
+        tier.open()
+    except PoolError as error:
+        raise PagesError(
+            f"{place.name} belongs to a node that is running: stop it first; nothing was changed"
+        ) from error
+    stored = held = 0
+    bad = []
+    try:
+        for one in found:
+            try:
+                status = _store(tier, one, sealing)
+            except (BadPage, OSError) as error:
+                bad.append((f"{one.at.source.name}/{one.page.where}", str(error)))
+                continue
+            if status is LookupStatus.HIT:
+                held += 1
+            elif status is None:
+                stored += 1
+            else:
+                raise PagesError(
+                    f"{place.name} has no room left after {stored} pages: its budget is "
+                    f"{place.budget_bytes} bytes, or its disk is full"
+                )
+    finally:
+        tier.close()
+    return Imported(stored, held, bad)
+
+
+def remove(found: Iterable[Found]) -> int:
+    """Remove pages and return how many.
+
+    Raises:
+        PagesError: A running node owns the folder, or the disk does not let one go.
+    """
+    count = 0
+    for one in found:
+        try:
+            one.at.source.remove(one.page)
+        except (PoolError, OSError) as error:
+            raise PagesError(f"{error}" + (f" ({count} are gone)" if count else "")) from error
+        count += 1
+    return count
+
+
+def is_locked(one: Found) -> bool:
+    """Say whether a page is encrypted with a key that is not given."""
+    return one.at.sealing.is_locked(one.page.key_id)
+
+
+def holders(key: str, config: PieConfig) -> list[Holder] | None:
+    """Return who holds a page as the index of a running cluster says; None where there is none."""
+    url = config.index.url
+    socket = config.index.data_dir.absolute() / "valkey.sock"
+    if not url and socket.exists():
+        url = f"unix://{socket}"
+    if not url:
+        return None
+    lookup = DirectLookup(url, settings=config.index)
+    try:
+        return [
+            Holder(place, parts)
+            for place, masks in sorted(lookup.matches([PageKey(bytes.fromhex(key))]).items())
+            if masks and (parts := _parts(masks[0]))
+        ]
+    except IndexUnavailableError:
+        return None
+    finally:
+        lookup.close()
+
+
+def _parts(mask: PartMask) -> dict[str, list[str]]:
+    found = {}
+    for part in Part:
+        held = part_tiers(mask, part)
+        tiers = [tier.name.lower() for tier in Tier if held >> tier & 1]
+        if tiers:
+            found[part.name.lower()] = tiers
+    return found
+
+
+def _store(tier: DiskTier, one: Found, sealing: Sealing) -> LookupStatus | None:
+    """Store one page; return None where it is there now, or what kept it from being stored."""
+    if one.page.header is None:
+        raise OSError(one.page.problem)
+    header, payload = one.at.sealing.open(one.at.source.read(one.page), key=one.page.header.key)
+    header = _keyed(header, payload, sealing)
+    room = tier.prepare_store(header)
+    if not isinstance(room, memoryview):
+        return room
+    copied = False
+    try:
+        copy_payload(room, payload)
+        copied = True
+    finally:
+        good = tier.complete_store(id_of(header), success=copied)
+    return None if good else LookupStatus.RETRY
+
+
+def _keyed(header: PageHeader, payload: memoryview, sealing: Sealing) -> PageHeader:
+    """Return a header whose checksum is keyed with the secret of where the page goes."""
+    return msgspec.structs.replace(header, checksum=checksum(payload, sealing.secret))
+
+
+def _write(
+    tar: tarfile.TarFile | None, folder: Path, name: str, data: bytes, stored_ns: int
+) -> bool:
+    """Write a page file, unless it is there already; say whether it was written."""
+    if tar is not None:
+        member = tarfile.TarInfo(name)
+        member.size = len(data)
+        member.mtime = stored_ns / 1e9 or time.time()
+        tar.addfile(member, io.BytesIO(data))
+        return True
+    path = folder / name
+    if path.exists():
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    temporary.write_bytes(data)
+    temporary.replace(path)
+    return True

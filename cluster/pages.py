@@ -1,0 +1,212 @@
+"""`pie pages`: looking at pages at rest, checking them, and carrying them elsewhere.
+
+Covers arguments, what a person sees, and exit codes: 0 when all went well, 1 when pages were bad, could not
+be read or were left out, 2 with one clear sentence for what a person can mend. Does not cover the work
+(`pie.cluster.page_tools`), which is imported when it is needed: other commands do without.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from pie.cluster.config import PieConfig, load_config
+from pie.cluster.sentences import sentences
+
+if TYPE_CHECKING:
+    from pie.cluster.page_tools import Found
+
+pages_app = typer.Typer(help="Look at pages at rest, check them, copy them.", no_args_is_help=True)
+
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", help="Configuration file; default ./pie.toml.")
+]
+At = Annotated[
+    str | None,
+    typer.Option(help="Where: a place such as `pool-0`, a folder, a tar file; default all places."),
+]
+Keys = Annotated[
+    list[str] | None, typer.Argument(help="Keys, or their first digits; default all pages.")
+]
+SecretFile = Annotated[
+    Path | None,
+    typer.Option("--secret", help="The pages' cluster.secret, where it does not lie beside them."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
+
+
+@pages_app.command("ls")
+def ls(
+    keys: Keys = None,
+    at: At = None,
+    config: ConfigFile = None,
+    secret: SecretFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """List pages by their headers: where they lie, tokens, sizes, ages."""
+    with sentences():
+        from pie.cluster import page_lines  # noqa: PLC0415
+
+        sums = page_lines.Sums()
+        with _finding(keys, at, _load(config), secret) as found:
+            if not as_json:
+                print(page_lines.HEADING)
+            for one in found:
+                line = page_lines.line_of(one)
+                sums.add(line)
+                print(page_lines.as_json(line) if as_json else page_lines.row(line))
+        if not as_json:
+            print(sums)
+
+
+@pages_app.command()
+def show(
+    key: Annotated[str, typer.Argument(help="A page's key, or its first digits.")],
+    at: At = None,
+    config: ConfigFile = None,
+    secret: SecretFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show all copies of a page, checked, and who holds it in a running cluster."""
+    with sentences():
+        from pie.cluster import page_lines, page_tools  # noqa: PLC0415
+
+        settings = _load(config)
+        with _finding([key], at, settings, secret) as found:
+            checked = page_tools.checked(found)
+            lines = [page_lines.looked_at(one, problem) for one, problem in checked]
+        holders = page_tools.holders(lines[0].key, settings)
+        if as_json:
+            print(msgspec.json.encode({"copies": lines, "holders": holders}).decode())
+        else:
+            print("\n\n".join(map(page_lines.card, lines)), end="\n\n")
+            print(page_lines.held(holders))
+    raise typer.Exit(int(any(line.problem for line in lines)))
+
+
+@pages_app.command()
+def verify(
+    at: At = None,
+    config: ConfigFile = None,
+    secret: SecretFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Read every page, tell each bad one and why; the exit code is 1 if there is one."""
+    bad: Counter[str] = Counter()
+    with sentences():
+        from pie.cluster import page_lines, page_tools  # noqa: PLC0415
+
+        good = 0
+        with _finding(None, at, _load(config), secret) as found:
+            for one, problem in page_tools.checked(found):
+                if not problem:
+                    good += 1
+                    continue
+                bad[problem.partition(":")[0]] += 1
+                line = page_lines.line_of(one, problem)
+                where = f"{line.source}/{line.where}: {problem}"
+                print(page_lines.as_json(line) if as_json else where)
+        if as_json:
+            print(msgspec.json.encode({"good": good, "bad": bad}).decode())
+        else:
+            told = ", ".join(f"{count} {reason}" for reason, count in sorted(bad.items()))
+            print(f"{good} pages are good" + (f", {bad.total()} are not: {told}" if bad else ""))
+    raise typer.Exit(int(bool(bad)))
+
+
+@pages_app.command("export")
+def export_command(
+    target: Annotated[Path, typer.Argument(help="A folder, or a file that ends with .tar.")],
+    keys: Keys = None,
+    at: At = None,
+    config: ConfigFile = None,
+    secret: SecretFile = None,
+) -> None:
+    """Copy page files, checked and as they are, to a folder or a tar file."""
+    with sentences():
+        from pie.cluster import page_tools  # noqa: PLC0415
+
+        with _finding(keys, at, _load(config), secret) as found:
+            copied, bad = page_tools.export(found, target)
+    _tell_left_out(bad)
+    print(f"{copied} pages were copied to {target}")
+    raise typer.Exit(int(bool(bad)))
+
+
+@pages_app.command("import")
+def import_command(
+    source: Annotated[str, typer.Argument(help="A folder or tar file with page files.")],
+    into: Annotated[str, typer.Option(help="Where to: a place such as `pool-0`, or a folder.")],
+    config: ConfigFile = None,
+    secret: SecretFile = None,
+) -> None:
+    """Check page files and store them in a stopped node's folder, as if it had stored them."""
+    with sentences():
+        from pie.cluster import page_places, page_tools  # noqa: PLC0415
+
+        settings = _load(config)
+        target = page_places.one(into, settings)
+        with _finding(None, source, settings, secret) as found:
+            done = page_tools.import_pages(found, target, settings)
+    _tell_left_out(done.bad)
+    print(f"{done.stored} pages were stored in {target.name}, {done.held} were there already")
+    raise typer.Exit(int(bool(done.bad)))
+
+
+@pages_app.command()
+def rm(
+    keys: Keys = None,
+    locked: Annotated[
+        bool, typer.Option("--locked", help="All pages whose encryption key is not given.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    at: At = None,
+    config: ConfigFile = None,
+    secret: SecretFile = None,
+) -> None:
+    """Remove pages, all copies and parts, from folders that no running node owns."""
+    with sentences():
+        from pie.cluster import page_lines, page_places, page_tools  # noqa: PLC0415
+
+        if bool(keys) == locked:
+            raise page_places.PagesError("name keys to remove, or --locked")
+        with _finding(keys, at, _load(config), secret) as found:
+            chosen = [one for one in found if not locked or page_tools.is_locked(one)]
+            for one in chosen[:_SHOWN]:
+                print(page_lines.row(page_lines.line_of(one)))
+            size = sum(one.page.file_bytes for one in chosen)
+            if chosen and not yes and not typer.confirm(f"Remove {len(chosen)} ({size} bytes)?"):
+                raise typer.Exit(1)
+            print(f"{page_tools.remove(chosen)} removed")
+
+
+_SHOWN = 20
+
+
+@contextmanager
+def _finding(
+    keys: list[str] | None, at: str | None, config: PieConfig, secret: Path | None
+) -> Iterator[Iterable[Found]]:
+    """Find the pages that a person means, for a block."""
+    from pie.cluster import page_places, page_tools  # noqa: PLC0415
+
+    with page_places.sources(at, config, secret) as opened:
+        found = page_tools.everything(opened)
+        yield page_tools.selected(found, keys) if keys else found
+
+
+def _load(config: Path | None) -> PieConfig:
+    return load_config(config, os.environ).config
+
+
+def _tell_left_out(bad: Iterable[tuple[str, str]]) -> None:
+    for name, problem in bad:
+        print(f"pie: {name} was left out: {problem}", file=sys.stderr)

@@ -1,0 +1,34 @@
+"""How the `pie` command tells what a person can mend.
+
+Covers errors of a cluster in one sentence each, with exit code 2. Does not cover the sentences
+(`pie.cluster.errors`).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+
+from pie.cluster.errors import ClusterError, ConfigError
+
+
+@contextmanager
+def sentences() -> Iterator[None]:
+    """Say what a person can mend in one sentence each, and end with 2."""
+    try:
+        yield
+    except ConfigError as error:
+        for problem in error.problems:
+            print(f"pie: {problem}", file=sys.stderr)
+        raise typer.Exit(2) from error
+    except ClusterError as error:
+        print(f"pie: {error}", file=sys.stderr)
+        raise typer.Exit(2) from error
+    except BrokenPipeError:
+        # Whoever read along, such as `head`, has enough.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(0) from None
