@@ -193,7 +193,7 @@ def run(
     ] = None,
 ) -> None:
     """Run an inferlet against a model of its own; `pie run PROGRAM.py --help` tells what it takes."""
-    with _signals(), _sentences():
+    with _signals(), sentences():
         flags: dict[Key, tuple[str, object]] = {}
         if model is not None:
             flags["model", "source"] = ("--model", model)
