@@ -25,6 +25,7 @@ from pie.page.events import Part
 from pie.page.layout import LayerSpec, PageLayout
 from pie.worker.cuda_copies import CudaCopies
 from pie.worker.errors import NotEnoughMemory
+from pie.worker.huge_pages import HugePages
 
 TORCH_DTYPES = {
     "float32": torch.float32,
@@ -217,8 +218,12 @@ class Arena:
     def _slab(
         self, tensors: int, count: int, elements: int, dtype: torch.dtype, offset: int
     ) -> _Slab:
-        memory = torch.zeros((tensors, count, elements), dtype=dtype, device=self.device)
-        raw = memory.view(torch.uint8).numpy() if self.device.type == "cpu" else None
+        shape = (tensors, count, elements)
+        if self.device.type == "cpu":
+            memory = HugePages().zeros(shape, dtype)
+            raw = memory.view(torch.uint8).numpy()
+        else:
+            memory, raw = torch.zeros(shape, dtype=dtype, device=self.device), None
         return _Slab(memory, raw, offset, tensors * elements * memory.element_size())
 
 

@@ -21,9 +21,11 @@ from pie.page.key import RootKey, model_root
 from pie.page.layout import PageLayout
 from pie.worker.arena import TORCH_DTYPES
 from pie.worker.attention import hook
+from pie.worker.attention.native import native_backend
 from pie.worker.attention.protocol import AttentionSpec
 from pie.worker.errors import ModelNotFound, NotEnoughMemory, UnsupportedModel
 from pie.worker.fingerprint import model_fingerprint
+from pie.worker.fusing import fuse_layers
 from pie.worker.memory import check_memory
 from pie.worker.packing import pack_weights
 from pie.worker.probe import probe
@@ -104,7 +106,12 @@ def load_model(settings: ModelSettings, *, progress: Progress = quiet) -> Model:
     )
     progress(f"Loading {found.name}")
     module = _load(found, dtype, device)
-    pack_weights(module, dtype=dtype, device=device)
+    has_kernels = False
+    if device.type == "cpu" and settings.attention in {"auto", "native"}:
+        has_kernels = native_backend(cache_folder) is not None
+    if has_kernels:
+        fuse_layers(module, dtype=dtype, device=device)
+    pack_weights(module, dtype=dtype, device=device, has_kernels=has_kernels)
     model = describe(
         module,
         found=found,

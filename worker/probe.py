@@ -23,6 +23,7 @@ from pie.worker.attention.hook import answering
 from pie.worker.attention.protocol import AttentionSpec
 from pie.worker.errors import UnsupportedModel
 from pie.worker.hf_cache import PageCache
+from pie.worker.native.layer import LayerWeights
 from pie.worker.recurrent import StateRef, seen_states
 
 _TOKENS = (3, 7)
@@ -180,6 +181,17 @@ class _Probe:
             softcap=softcap,
         )
         return query.new_zeros((1, query.shape[2], heads, value.shape[-1]))
+
+    def decoder_layer(
+        self,
+        layer: int,  # noqa: ARG002
+        weights: LayerWeights,  # noqa: ARG002
+        hidden: torch.Tensor,  # noqa: ARG002
+        cos: torch.Tensor,  # noqa: ARG002
+        sin: torch.Tensor,  # noqa: ARG002
+    ) -> None:
+        """Have the layer's modules called: they are what is looked at."""
+        return
 
     def result(self, layers: int, states: tuple[StateRef, ...]) -> Probed:
         """Return the record, in which every layer must have something to carry on."""

@@ -20,6 +20,7 @@ from pie.worker.arena import Arena
 from pie.worker.attention import hook
 from pie.worker.batch import Batch, LogitRows, Pass
 from pie.worker.errors import UnsupportedModel
+from pie.worker.fusing import fused_layers, unfuse, unfused
 from pie.worker.runner import Runner
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ log = logging.getLogger("pie.worker.selfcheck")
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.15}
 """Largest error of a logit over the largest logit. A model that is computed wrongly is off by about
 one; bfloat16's rounding stays under 5 % but for models with very large activations."""
+
+_LESS_PRECISE = 2.0
+"""Error that fused layers may have over what the same layers have operation by operation."""
 
 _LENGTHS = (21, 14)
 _CHUNK = 9
@@ -48,7 +52,8 @@ def verify(model: Model) -> Model:
     lengths = [min(length, model.context_tokens) for length in _LENGTHS]
     texts = [torch.randint(model.vocab_size, (n,), generator=draw).tolist() for n in lengths]
     theirs = _without_pages(model, texts)
-    error = _error(model, texts, theirs)
+    with unfused(model.module):
+        error = _error(model, texts, theirs)
     if not error <= _TOLERANCE[model.dtype] and model.states:
         stepped = replace(model, stepped=True)
         error = _error(stepped, texts, theirs)
@@ -64,6 +69,17 @@ def verify(model: Model) -> Model:
             f"Pie computes {model.name} otherwise than transformers does "
             f"({_reason(model, error)}), so its pages could not be trusted"
         )
+    if fused_layers(model.module):
+        own = _error(model, texts, theirs)
+        if not own <= max(_LESS_PRECISE * error, _TOLERANCE[model.dtype] / 5):
+            log.warning(
+                "the layers of %s run operation by operation: as one each they were off by %.2g, "
+                "where they are by %.2g",
+                model.name,
+                own,
+                error,
+            )
+            unfuse(model.module)
     return model
 
 

@@ -13,8 +13,11 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from pie.worker.arena import Arena
+from pie.worker.attention.native import NativePlan
 from pie.worker.attention.protocol import AttentionBackend, AttentionSpec, Plan, Span
 from pie.worker.batch import Batch, LogitRows, Pass
+from pie.worker.native.layer import LayerWeights
+from pie.worker.native.panels import FEW_ROWS
 
 
 class Step:
@@ -99,6 +102,10 @@ class Step:
             slots = [slots[row] for row in left]
         self._slots = torch.tensor(slots, dtype=torch.long, device=device)
         self._plans = _plans(spans, backends, page_tokens, device) if attention else []
+        self._whole: NativePlan | None = None
+        if len(self._plans) == 1 and len(ids) <= FEW_ROWS and not skipped and not as_rows:
+            (plan,) = self._plans
+            self._whole = plan if isinstance(plan, NativePlan) else None
 
     def store(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Write a layer's keys and values `[rows, kv_heads, tokens, dim]` to the arena."""
@@ -132,6 +139,23 @@ class Step:
         for plan in self._plans:
             plan.attend(layer, spec, q, k, v, keys, values, out)
         return out.view(query.shape[0], query.shape[2], spec.query_heads, spec.value_dim)
+
+    def decoder_layer(
+        self,
+        layer: int,
+        weights: LayerWeights,
+        hidden: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+    ) -> torch.Tensor | None:
+        """See `Answerer.decoder_layer`: where the native backend computes all spans, and few rows."""
+        if self._whole is None:
+            return None
+        at = self._order[layer]
+        keys, values = self._arena.keys[at], self._arena.values[at]
+        return self._whole.decoder_layer(
+            self._specs[at], weights, hidden, cos, sin, keys, values, self._slots
+        )
 
     def mask(self, mask_function: object) -> None:  # noqa: ARG002
         """Build no mask: the backends know what each layer attends to."""

@@ -16,6 +16,7 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from pie.worker.errors import UnsupportedModel
+from pie.worker.native.layer import LayerWeights
 
 NAME = "pie"
 """What a model's `attn_implementation` is set to."""
@@ -70,6 +71,24 @@ class Answerer(Protocol):
             softcap: As the layer states it.
         """
 
+    def decoder_layer(
+        self,
+        layer: int,
+        weights: LayerWeights,
+        hidden: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+    ) -> torch.Tensor | None:
+        """Return the hidden states after a whole layer, or None to have its modules called.
+
+        Args:
+            layer: The layer's number in the model.
+            weights: Its own.
+            hidden: `[1, tokens, hidden]`
+            cos: `[1, tokens, head_dim]`, of the tokens' positions.
+            sin: Likewise.
+        """
+
     def mask(self, mask_function: object) -> torch.Tensor | None:
         """Return what `attend` is to get as `attention_mask` where this mask is meant."""
 
@@ -90,6 +109,11 @@ def answering(answerer: Answerer) -> Iterator[None]:
         yield
     finally:
         _current.answerer = before
+
+
+def current() -> Answerer | None:
+    """Return who answers in this thread now."""
+    return _current.answerer
 
 
 def register() -> None:

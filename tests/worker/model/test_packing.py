@@ -9,7 +9,10 @@ import torch
 from torch import nn
 
 from pie.worker import packing
-from pie.worker.packing import PackedLinear, pack_weights
+from pie.worker.attention.native import native_backend
+from pie.worker.huge_pages import HugePages
+from pie.worker.packing import PackedLinear, in_onednn, in_panels, pack_weights
+from pie.worker.settings import DEFAULT_CACHE_FOLDER
 from tests.support.models import tiny_module
 
 CPU = torch.device("cpu")
@@ -23,7 +26,7 @@ needs_bfloat16 = pytest.mark.skipif(not SUPPORTED, reason="oneDNN has no bfloat1
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_packed_layer_gives_the_same(rows: int, packed_rows: int | None, bias: bool) -> None:
     linear = nn.Linear(48, 80, bias=bias).to(torch.bfloat16).requires_grad_(False)
-    packed = PackedLinear(linear, packed_rows=packed_rows)
+    packed = PackedLinear(linear, in_onednn(linear), packed_rows=packed_rows)
     x = torch.randn(1, rows, 48).bfloat16()
     assert torch.allclose(packed(x), linear(x), rtol=2e-2, atol=2e-2)
     assert packed.weight.dtype is torch.bfloat16
@@ -38,7 +41,7 @@ def test_every_linear_layer_of_a_model_is_packed_and_its_memory_let_go(
     plain = tiny_module("llama", dtype=torch.bfloat16)
     module = copy.deepcopy(plain)
     count = sum(type(part) is nn.Linear for part in plain.modules())
-    assert pack_weights(module, dtype=torch.bfloat16, device=CPU) == count
+    assert pack_weights(module, dtype=torch.bfloat16, device=CPU, has_kernels=False) == count
     assert not any(type(part) is nn.Linear for part in module.modules())
     packed = [part for part in module.modules() if isinstance(part, PackedLinear)]
     assert all(part.weight.device.type == "meta" for part in packed)
@@ -52,7 +55,7 @@ def test_every_linear_layer_of_a_model_is_packed_and_its_memory_let_go(
 def test_with_amx_both_kinds_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "cpu_features", lambda: frozenset({"amx_bf16"}))
     module = tiny_module("llama", dtype=torch.bfloat16)
-    pack_weights(module, dtype=torch.bfloat16, device=CPU)
+    pack_weights(module, dtype=torch.bfloat16, device=CPU, has_kernels=False)
     packed = [part for part in module.modules() if isinstance(part, PackedLinear)]
     assert packed
     assert all(part.packed_rows == 64 and part.weight.device == CPU for part in packed)
@@ -65,10 +68,34 @@ def test_with_amx_and_little_memory_only_the_packed_kind_is_kept(
     monkeypatch.setattr(packing, "cpu_features", lambda: frozenset({"amx_bf16"}))
     monkeypatch.setattr(packing, "free_bytes", lambda _device: 0)
     module = tiny_module("llama", dtype=torch.bfloat16)
-    pack_weights(module, dtype=torch.bfloat16, device=CPU)
+    pack_weights(module, dtype=torch.bfloat16, device=CPU, has_kernels=False)
     packed = [part for part in module.modules() if isinstance(part, PackedLinear)]
     assert all(part.weight.device.type == "meta" for part in packed)
 
 
+@needs_bfloat16
+@pytest.mark.parametrize("rows", [0, 1, 3, 5, 16, 64])
+@pytest.mark.parametrize("outputs", [16, 80, 96, 192])
+@pytest.mark.parametrize("bias", [False, True])
+def test_our_kernels_product_is_the_same(rows: int, outputs: int, bias: bool) -> None:
+    if native_backend(DEFAULT_CACHE_FOLDER) is None:
+        pytest.skip("the kernels cannot be built here")
+    linear = nn.Linear(48, outputs, bias=bias).to(torch.bfloat16).requires_grad_(False)
+    product = in_panels(linear, HugePages())
+    assert product is not None
+    x = torch.randn(1, rows, 48).bfloat16()
+    got = product(x)
+    assert got.shape == (1, rows, outputs)
+    assert torch.allclose(got, linear(x), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(48, 20), (47, 32)])
+def test_a_weight_that_has_no_panels_is_left_to_onednn(inputs: int, outputs: int) -> None:
+    linear = nn.Linear(inputs, outputs).to(torch.bfloat16)
+    assert in_panels(linear, HugePages()) is None
+
+
 def test_float32_stays_as_it_is() -> None:
-    assert pack_weights(tiny_module("llama"), dtype=torch.float32, device=CPU) == 0
+    assert (
+        pack_weights(tiny_module("llama"), dtype=torch.float32, device=CPU, has_kernels=False) == 0
+    )

@@ -1,0 +1,1 @@
+"""CPU kernels in C++: attention over pages, whole decoder layers, products with packed weights."""
