@@ -25,7 +25,7 @@ FOLDERS := $(sort $(notdir $(wildcard typings/pie/*)))
 STAMP := $(VENV)/.installed-$(subst $() ,-,$(FOLDERS))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve demo check test soak bench bench-peers format constraints clean
+.PHONY: help setup serve demo check test soak bench bench-inferlets bench-peers format constraints clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -52,6 +52,9 @@ soak: $(STAMP)  ## The tests that run for minutes
 
 bench: $(STAMP)  ## Run the benchmarks
 	$(BIN)/python -m benchmarks $(ARGS)
+
+bench-inferlets: $(STAMP)  ## Measure what inferlets cost and what eviction gives
+	$(BIN)/python -m benchmarks inferlets $(ARGS)
 
 bench-peers: $(STAMP)  ## Compare with other engines, installed in PEERS
 	$(BIN)/python -m benchmarks.peers --venv $(PEERS) $(ARGS)

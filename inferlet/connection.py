@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from typing import Generic, TypeVar
 
 import msgspec
@@ -21,6 +21,7 @@ from pie.wire.frames import Buffer
 from pie.wire.pipe import Pipe
 from pie.wire.programs import Begin, CallFailed, Drawn, FromHost, decode_from_host
 
+_CLOSES_S = 5.0
 Answer = tuple[FromHost, Sequence[bytes]]
 _T = TypeVar("_T")
 
@@ -107,7 +108,7 @@ class Connection:
 
     async def stream(
         self, number: int, message: msgspec.Struct, frames: Sequence[Buffer] = ()
-    ) -> AsyncIterator[Drawn]:
+    ) -> AsyncGenerator[Drawn, None]:
         """Send a call that is answered bit by bit."""
         queue: asyncio.Queue[Answer | None] = asyncio.Queue()
         self._streams[number] = queue
@@ -146,11 +147,16 @@ class Connection:
             raise error
 
     async def close(self) -> None:
-        """Send what is unsent and close."""
+        """Send what is unsent, and wait until the host has read it: it closes its end then.
+
+        An end that is closed while answers are on their way to it takes what it sent last with it.
+        """
         await self.drain()
-        self._pipe.close()
         if self._reader is not None:
-            self._reader.cancel()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_CLOSES_S):
+                    await self._reader
+        self._pipe.close()
 
     async def _read(self) -> None:
         try:

@@ -53,7 +53,7 @@ class Context:
         self._rendered = 0
         """Turns whose tokens are in the working set or in `_pending`."""
         self._answer: str | None = None
-        """The text generated after those, where the answer is not over."""
+        """The text of the answer after those, from where the template has opened it."""
         self._pending: list[int] = []
         """Tokens that have not run."""
 
@@ -242,10 +242,11 @@ class Context:
         if self._rendered + answered >= len(self._turns):
             return
         call = self._connection.next_call()
+        opens = self._turns[-1].role == "user"
         message = Render(
             call,
             tuple(self._turns),
-            opens_answer=self._turns[-1].role != "assistant",
+            opens_answer=opens,
             known_turns=self._rendered,
             known_answer=self._answer,
         )
@@ -253,7 +254,7 @@ class Context:
         if answered and self._pending and self._pending[-1] in self.eos:
             self._pending = []  # The template writes the end of the answer itself.
         self._pending += tokens
-        self._rendered, self._answer = len(self._turns), None
+        self._rendered, self._answer = len(self._turns), "" if opens else None
 
 
 def _tokens(message: FromHost, frames: Sequence[bytes]) -> list[int]:

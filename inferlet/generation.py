@@ -6,14 +6,14 @@ cover what comes before and after it (`pie.inferlet.context`).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncGenerator, Generator
 from typing import TYPE_CHECKING
 
 from pie.inferlet.connection import u32
 from pie.inferlet.errors import BadCallError
 from pie.inferlet.forward import ForwardPass
 from pie.inferlet.samplers import LogitFunction, Sampler
-from pie.wire.programs import CancelCall, GenerateTokens
+from pie.wire.programs import CancelCall, Drawn, GenerateTokens
 
 if TYPE_CHECKING:
     from pie.inferlet.context import Context
@@ -49,8 +49,12 @@ class Generation:
         """Wait for all of it and return the text."""
         return self._all().__await__()
 
-    async def __aiter__(self) -> AsyncIterator[str]:
-        """Yield pieces of text as they come; none ends inside a character or a stop text."""
+    async def __aiter__(self) -> AsyncGenerator[str, None]:
+        """Yield pieces of text as they come; none ends inside a character or a stop text.
+
+        Who stops before the end uses `contextlib.aclosing`: what was generated until then is part of the
+        conversation.
+        """
         tokens = await self._context.take_tokens()
         if not tokens:
             raise BadCallError("there is nothing to go on from: add a turn or fill(tokens) first")
@@ -58,18 +62,22 @@ class Generation:
             pieces = self._by_engine(tokens, self._sampler)
         else:
             pieces = self._by_function(tokens, self._sampler)
-        async for piece in pieces:
-            if piece:
-                yield piece
-        is_over = self.finish == "stop"
-        self._context.generated(self.tokens, self.text, is_over=is_over)
+        try:
+            async for piece in pieces:
+                if piece:
+                    yield piece
+        finally:
+            await pieces.aclose()
+            if self.tokens:
+                is_over = self.finish == "stop"
+                self._context.generated(self.tokens, self.text, is_over=is_over)
 
     async def _all(self) -> str:
         async for _ in self:
             pass
         return self.text
 
-    async def _by_engine(self, tokens: list[int], sampler: Sampler) -> AsyncIterator[str]:
+    async def _by_engine(self, tokens: list[int], sampler: Sampler) -> AsyncGenerator[str, None]:
         connection, one = self._context.connection(), self._context.working_set
         call = connection.next_call()
         message = GenerateTokens(
@@ -80,19 +88,29 @@ class Generation:
             self._stop,
             ignore_eos=self._ignore_eos,
         )
+        stream = connection.stream(call, message, [u32(tokens)])
+
+        def take(drawn: Drawn) -> None:
+            self.tokens += drawn.tokens
+            self.text += drawn.text
+            self.finish = drawn.finish
+            if drawn.finish:
+                one.extended(drawn.length, drawn.pages, drawn.cached_tokens)
+
         try:
-            async for drawn in connection.stream(call, message, [u32(tokens)]):
-                self.tokens += drawn.tokens
-                self.text += drawn.text
-                self.finish = drawn.finish
-                if drawn.finish:
-                    one.extended(drawn.length, drawn.pages, drawn.cached_tokens)
+            async for drawn in stream:
+                take(drawn)
                 yield drawn.text
         finally:
             if not self.finish:
                 connection.tell(CancelCall(connection.next_call(), call))
+                # The engine may be some tokens ahead of who stopped it.
+                async for drawn in stream:
+                    take(drawn)
 
-    async def _by_function(self, tokens: list[int], choose: LogitFunction) -> AsyncIterator[str]:
+    async def _by_function(
+        self, tokens: list[int], choose: LogitFunction
+    ) -> AsyncGenerator[str, None]:
         pipe, one, eos = self._context.pipeline(), self._context.working_set, self._context.eos
         while not self.finish:
             result = await pipe.run(ForwardPass(one).input(tokens).logits("last"))

@@ -187,13 +187,13 @@ class PageTable:
         """Say whether any page is frozen under `key` now."""
         return key in self._by_key
 
-    def acquire(self, page: PageSlot) -> None:
-        """Add a user to a frozen or opaque page."""
+    def acquire(self, page: PageSlot, count: int = 1) -> None:
+        """Add users to a frozen or opaque page."""
         if self._pages[page].state is PageState.OPAQUE:
-            self._pages[page].users += 1
+            self._pages[page].users += count
             return
         self._frozen(page)
-        self._use(page)
+        self._use(page, count)
 
     def allocate(
         self, count: int, now_s: float, *, after: PageSlot | None = None
@@ -351,12 +351,12 @@ class PageTable:
             keys.sort(key=lambda key: not below.holds(key))
         return keys[:count]
 
-    def _use(self, page: PageSlot) -> None:
+    def _use(self, page: PageSlot, count: int = 1) -> None:
         entry = self._pages[page]
         if not entry.users:
             self._idle -= 1
             self.retention.pin(self._frozen(page).key, self.part)
-        entry.users += 1
+        entry.users += count
 
     def _discard(self, page: PageSlot) -> None:
         assert self._pages[page].users == 1

@@ -93,6 +93,36 @@ async def test_the_next_turn_goes_on_where_the_answer_ended(
     assert ran.result == Tokenizer.load(model_folder).decode(want)
 
 
+async def test_an_answer_can_be_stopped_and_gone_on_with(
+    local: LocalEngine, model_folder: Path, reference: PreTrainedModel
+) -> None:
+    ran = await run(
+        local,
+        """
+        import json
+        from contextlib import aclosing
+        from pie.inferlet import Context, greedy
+
+        async def main(ctx: Context):
+            first = ctx.user("Stop?").generate(greedy(), max_tokens=200, ignore_eos=True)
+            async with aclosing(aiter(first)) as pieces:
+                async for _ in pieces:
+                    break
+            second = ctx.generate(greedy(), max_tokens=5, ignore_eos=True)
+            await second
+            assert len(first.tokens) < 200
+            return json.dumps([*first.tokens, *second.tokens])
+        """,
+    )
+    got = json.loads(ran.result)
+    tokens = rendered(model_folder, ("user", "Stop?"))
+    for token in got:
+        with torch.inference_mode():
+            row = reference(torch.tensor([tokens]), use_cache=False).logits[0, -1]
+        assert float(row.max() - row[token]) < 1e-3
+        tokens.append(token)
+
+
 async def test_a_function_over_logits_can_choose(
     local: LocalEngine, model_folder: Path, reference: PreTrainedModel
 ) -> None:
@@ -252,6 +282,23 @@ async def test_passes_can_be_submitted_ahead_and_several_run_together(local: Loc
         """,
     )
     assert ran.result == "same"
+
+
+async def test_a_result_is_not_lost_behind_calls_that_nobody_waited_for(local: LocalEngine) -> None:
+    ran = await run(
+        local,
+        """
+        from pie.inferlet import Context, ForwardPass
+
+        async def main(ctx: Context):
+            ws, pipe = ctx.working_set, ctx.pipeline()
+            for at in range(200):
+                pipe.submit(ForwardPass(ws).input([at + 9]).logits())
+                ws.drop([at])
+            return "done"
+        """,
+    )
+    assert ran.result == "done"
 
 
 async def test_a_program_and_its_client_talk(local: LocalEngine) -> None:

@@ -54,11 +54,11 @@ class PageLedger:
         self._users.update(pages)
         return pages
 
-    def share(self, pages: Sequence[PageSlot]) -> None:
-        """Add a user to pages that programs hold already, none of them writable."""
+    def share(self, pages: Sequence[PageSlot], count: int) -> None:
+        """Add `count` users to pages that programs hold already, none of them writable."""
         for page in pages:
-            self._table.acquire(page)
-        self._users.update(pages)
+            self._table.acquire(page, count)
+            self._users[page] += count
 
     def release(self, pages: Sequence[PageSlot]) -> None:
         """Take one user from each page."""

@@ -275,8 +275,8 @@ class Roster:
                 del program.sets[number]
             case ForkSet(_, number, forks):
                 source = program.set(number)
-                for one in forks:
-                    program.sets[one] = source.fork(self._memory, now_s)
+                made = source.fork(len(forks), self._memory, now_s)
+                program.sets.update(zip(forks, made, strict=True))
                 self._tell_state(job, source)
             case DropSlots(_, number):
                 source = program.set(number)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Protocol
 
 import numpy as np
@@ -286,36 +287,41 @@ class SlotSet:
         self.cells = np.append(self.cells, np.full(room, _DEAD, np.int64))
         self.positions = np.append(self.positions, np.zeros(room, np.int64))
 
-    def fork(self, memory: ForkMemory, now_s: float) -> SlotSet:
-        """Return a set that goes on from here by itself, sharing all but the writable buffer.
+    def fork(self, count: int, memory: ForkMemory, now_s: float) -> list[SlotSet]:
+        """Return `count` sets that go on from here, each by itself, sharing all but the writable buffer.
 
         Raises:
-            CallError: There is no room for a copy of the buffer.
+            CallError: There is no room for copies of the buffer; nothing was changed.
         """
         self._trim()
         own = self.pages[self.frozen :]
-        copies = self._ledger.allocate(len(own), now_s)
+        copies = self._ledger.allocate(len(own) * count, now_s)
         if copies is None:
-            raise out_of_pages(self._ledger, len(own))
-        twin = SlotSet(
-            self._ledger, self._root, page_tokens=self.page_tokens, tenant_tag=self._tenant_tag
-        )
+            raise out_of_pages(self._ledger, len(own) * count)
         shared = self.pages[: self.frozen]
-        self._ledger.share(shared)
-        twin.pages = [*shared, *copies]
-        twin.frozen = self.frozen
-        # Never written in place, so they can be shared until one of the two goes on.
-        twin.cells, twin.positions = self.cells, self.positions
-        twin.next_slot, twin.next_position = self.next_slot, self.next_position
-        twin.is_pure = self.is_pure
-        twin._tokens, twin._keys = self._tokens[:], self._keys[:]
+        # All at once: a page at a time takes as many steps as there are pages, not pages and forks.
+        self._ledger.share(shared, count)
+        twins = []
+        for at in range(count):
+            twin = copy(self)
+            twin.diverge([*shared, *copies[at * len(own) : (at + 1) * len(own)]])
+            twins.append(twin)
         try:
-            for source, target in zip(own, copies, strict=True):
-                memory.copy(source, target)
+            for twin in twins:
+                for source, target in zip(own, twin.pages[self.frozen :], strict=True):
+                    memory.copy(source, target)
         except BaseException:
-            twin.release()
+            for twin in twins:
+                twin.release()
             raise
-        return twin
+        return twins
+
+    def diverge(self, pages: list[PageSlot]) -> None:
+        """Go on by itself, on `pages`, as the copy of another set: for `fork`."""
+        self.pages = pages
+        self.cached_tokens, self.new_pages = 0, []
+        # Cells are never written in place, so they are shared until one of the two goes on.
+        self._tokens, self._keys = self._tokens[:], self._keys[:]
 
     def release(self) -> None:
         """Let go of all pages."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from pie.tokens.tokenizer import Tokenizer
 from pie.wire.messages import Sampling
-from pie.wire.programs import Rows, Trouble
+from pie.wire.programs import OpenSet, Rows, Trouble
 from tests.support.models import VOCAB_SIZE, tiny_model
 from tests.worker.engine.conftest import one_thread, tokenizer, tokenizer_folder  # noqa: F401
 from tests.worker.programs.lane_driver import Failed, LaneDriver
@@ -299,12 +300,13 @@ def test_a_call_that_fails_changes_nothing(driver: LaneDriver) -> None:
     same(gave.logits, masked("llama", ids, causal(30))[0][14:])
 
 
-def test_a_model_with_recurrent_layers_says_why_it_runs_no_programs(
-    tokenizer: Tokenizer,  # noqa: F811
-) -> None:
-    from pie.worker.programs.calls import recurrent  # noqa: PLC0415
-
-    assert recurrent("masks are about attention").trouble is Trouble.RECURRENT
+def test_a_model_with_recurrent_layers_says_why_it_runs_no_programs(driver: LaneDriver) -> None:
+    driver.roster._shape = replace(driver.roster._shape, is_recurrent=True)
+    told, _ = driver.answer(driver.call(OpenSet(driver.number(), 9)))
+    assert told.trouble is Trouble.RECURRENT
+    assert "recurrent layers" in told.message
+    with pytest.raises(Failed, match="masks and scores are about attention"):
+        driver.feed(1, text(3), scores=1)
 
 
 def test_a_set_that_is_not_there_is_named(driver: LaneDriver) -> None:

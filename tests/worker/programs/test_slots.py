@@ -113,8 +113,10 @@ class Machine(RuleBasedStateMachine):
     def fork(self, data: st.DataObject) -> None:
         one, model = self.sets[self.pick(data)]
         before = self.world.memory.copied
-        self.sets.append((one.fork(self.world.memory, 0.0), dict(model)))
-        assert self.world.memory.copied - before <= 1
+        count = data.draw(st.integers(1, 3))
+        for twin in one.fork(count, self.world.memory, 0.0):
+            self.sets.append((twin, dict(model)))
+        assert self.world.memory.copied - before <= count
 
     @precondition(lambda self: len(self.sets) > 1)
     @rule(data=st.data())
