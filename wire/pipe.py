@@ -38,6 +38,8 @@ class Pipe:
         self._reader = reader
         self._writer = writer
         self._max_bytes = max_bytes
+        self._loop = asyncio.get_running_loop()
+        self._unsent: list[Buffer] = []
 
     @classmethod
     async def open(cls, end: socket.socket, *, max_bytes: int = MAX_MESSAGE_BYTES) -> Pipe:
@@ -72,13 +74,17 @@ class Pipe:
             raise PeerGone("The other end of the pipe is closed.") from error
 
     def send(self, message: msgspec.Struct, frames: Sequence[Buffer] = ()) -> None:
-        """Send a message as soon as can be; dropped where the other end is closed."""
+        """Send a message as soon as can be; dropped where the other end is closed.
+
+        What is sent in one turn of the event loop goes in one write: the other end wakes up once.
+        """
         header = encode(message)
         views = [memoryview(frame).cast("B") for frame in frames]
         sizes = struct.pack(f"<{len(views)}I", *(view.nbytes for view in views))
         head = _HEAD.pack(len(header), len(views)) + sizes + header
-        if not self._writer.is_closing():
-            self._writer.writelines([head, *views])
+        if not self._unsent:
+            self._loop.call_soon(self._flush)
+        self._unsent += (head, *views)
 
     async def drain(self) -> None:
         """Wait until little is unsent.
@@ -86,6 +92,7 @@ class Pipe:
         Raises:
             PeerGone: The other end is closed.
         """
+        self._flush()
         try:
             await self._writer.drain()
         except OSError as error:
@@ -93,8 +100,14 @@ class Pipe:
 
     def close(self) -> None:
         """Close this end; what is unsent is sent first, where the other end takes it."""
+        self._flush()
         self._writer.close()
 
     def abort(self) -> None:
         """Close this end at once."""
         self._writer.transport.abort()
+
+    def _flush(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        if unsent and not self._writer.is_closing():
+            self._writer.writelines(unsent)
