@@ -69,11 +69,16 @@ class Intake:
             raise _bad("a stop string is empty")
         if len(request.stop) > _MOST_STOPS or len(request.stop_token_ids) > _MOST_STOPS:
             raise _bad(f"more than {_MOST_STOPS} stop strings or stop tokens")
-        _check_sampling(request.sampling)
+        check_sampling(request.sampling)
         return tokens
 
 
-def _check_sampling(sampling: Sampling) -> None:
+def check_sampling(sampling: Sampling) -> None:
+    """Refuse what no token can be drawn by.
+
+    Raises:
+        RefusedError: Names what is wrong.
+    """
     wrong = [
         text
         for good, text in (

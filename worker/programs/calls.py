@@ -13,7 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from pie.wire.errors import RefusedError
+from pie.wire.messages import Sampling
 from pie.wire.programs import PassInput, Rows, Trouble
+from pie.worker.intake import check_sampling
 from pie.worker.programs.slots import Bools, Ints
 from pie.worker.programs.trouble import CallError
 
@@ -122,6 +125,18 @@ def read_ints(frames: Sequence[bytes]) -> Ints:
     return np.frombuffer(frames[0], "<u4").astype(np.int64)
 
 
+def check_drawing(sampling: Sampling) -> None:
+    """Refuse what no token can be drawn by.
+
+    Raises:
+        CallError: Names what is wrong.
+    """
+    try:
+        check_sampling(sampling)
+    except RefusedError as error:
+        raise bad(error.message) from error
+
+
 def bad(message: str) -> CallError:
     """Return the error of a call that nobody can carry out."""
     return CallError(Trouble.BAD_CALL, message)
@@ -131,6 +146,10 @@ def _check(
     one: PassInput, tokens: Ints, positions: Ints | None, targets: Ints, shape: ModelShape
 ) -> None:
     check_tokens(tokens, shape)
+    if one.sampling is not None:
+        check_drawing(one.sampling)
+    if one.draw < 0 or (one.write is not None and one.write < 0):
+        raise bad("slots and counts are not negative")
     if positions is not None:
         if len(positions) != len(tokens):
             raise bad(f"there are {len(positions)} positions for {len(tokens)} tokens")

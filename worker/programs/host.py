@@ -62,6 +62,9 @@ _MOST_HEARD = 1024
 """Messages of a client that wait to be listened to."""
 
 
+_MOST_TEXT_CHARS = 4 << 20
+
+
 class TooManyPrograms(Exception):  # noqa: N818
     """No more programs are taken now."""
 
@@ -100,6 +103,9 @@ class RunningProgram:
 
     def listen(self, call: int) -> None:
         """Note that it waits for a message."""
+        if len(self._listening) >= _MOST_HEARD:
+            self.process.send(bad("too many calls listen at once").answer(call))
+            return
         self._listening.append(call)
         self._match()
 
@@ -263,6 +269,8 @@ class ProgramHost:
         try:
             match message:
                 case Encode(call, text, special):
+                    if len(text) > _MOST_TEXT_CHARS:
+                        raise bad(f"a text of more than {_MOST_TEXT_CHARS} characters")
                     tokens = self._tokenizer.encode(text, add_special_tokens=special)
                     return Encoded(call), [_u32(tokens)]
                 case Render(call):

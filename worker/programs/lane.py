@@ -12,6 +12,7 @@ program. A page that somebody else is computing is waited for and shared.
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
@@ -28,6 +29,8 @@ from pie.worker.programs.run import Run
 from pie.worker.programs.slots import out_of_pages
 from pie.worker.programs.trouble import CallError
 from pie.worker.sampling import draw
+
+log = logging.getLogger("pie.worker.programs.lane")
 
 _WAITS_FOR_PAGES_S = 5.0
 """How long a pass waits for room before it fails: others may end meanwhile."""
@@ -103,7 +106,7 @@ class ProgramLane:
         # Another program comes first next time.
         first = programs[0].name
         self.roster.programs[first] = self.roster.programs.pop(first)
-        return [one.run.make_pass(one.tokens) for one in self._planned]
+        return [one for chunk in list(self._planned) for one in self._pass(chunk, now_s)]
 
     def finish(self, output: StepOutput, first: int, finite: Sequence[bool], now_s: float) -> None:
         """Take in what the planned passes gave.
@@ -123,7 +126,13 @@ class ProgramLane:
                 self.roster.fail(chunk.job, error, now_s)
                 continue
             hidden = None if output.hidden is None else output.hidden[at_output]
-            run.take(chunk.tokens, output.of(at_output), hidden, output.scores[at_output], now_s)
+            scores = output.scores[at_output]
+            try:
+                run.take(chunk.tokens, output.of(at_output), hidden, scores, now_s)
+            except Exception as error:
+                log.exception("a program's pass could not be taken in")
+                self._broke(chunk.job, error, now_s)
+                continue
             for page in run.set.new_pages:
                 self.on_new_page(page)
             run.set.new_pages.clear()
@@ -143,6 +152,22 @@ class ProgramLane:
         planned, self._planned = self._planned, []
         for job in dict.fromkeys(chunk.job for chunk in planned):
             self.roster.fail(job, CallError(Trouble.FAILED, reason), now_s)
+
+    def _pass(self, chunk: _Chunk, now_s: float) -> list[Pass]:
+        """Return a chunk's pass; none, and its job has failed, where it cannot be made."""
+        if chunk not in self._planned:
+            return []
+        try:
+            return [chunk.run.make_pass(chunk.tokens)]
+        except Exception as error:
+            log.exception("a program's pass could not be made")
+            self._planned = [one for one in self._planned if one is not chunk]
+            self._broke(chunk.job, error, now_s)
+            return []
+
+    def _broke(self, job: Job, error: Exception, now_s: float) -> None:
+        reason = f"{type(error).__name__}: {error}"
+        self.roster.fail(job, CallError(Trouble.FAILED, reason), now_s)
 
     def _prefill(
         self, job: Job, run: Run, budget: int, under_way: set[PageKey], now_s: float

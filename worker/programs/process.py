@@ -30,6 +30,8 @@ _MODULE = "pie.inferlet.process"
 _ENDS_S = 5.0
 """How long a program that has finished, or whose process was killed, may take to be gone."""
 _READ_BYTES = 1 << 16
+_MOST_MESSAGE_BYTES = 64 << 20
+"""Of one message of a program, masks above all."""
 
 
 class EndReason(enum.StrEnum):
@@ -110,7 +112,7 @@ class ProgramProcess:
             raise
         finally:
             theirs.close()
-        self._pipe = await Pipe.open(ours, max_bytes=int(settings.memory))
+        self._pipe = await Pipe.open(ours, max_bytes=_MOST_MESSAGE_BYTES)
         self._reading = asyncio.get_running_loop().create_task(self._read_output())
         self._pipe.send(begin)
 

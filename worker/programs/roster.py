@@ -10,6 +10,7 @@ on each of its sets.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
@@ -37,6 +38,7 @@ from pie.worker.programs.calls import (
     ModelShape,
     PassCall,
     bad,
+    check_drawing,
     check_tokens,
     read_inputs,
     read_ints,
@@ -57,8 +59,14 @@ from pie.worker.programs.slots import SlotMemory, SlotSet
 from pie.worker.programs.trouble import CallError
 from pie.worker.sampling import SamplingRow
 
+log = logging.getLogger("pie.worker.programs.roster")
+
 _MOST_SETS = 4096
 """Working sets of one program."""
+_MOST_QUEUED = 4096
+"""Calls that wait on one working set."""
+_MOST_STOPS = 256
+_MOST_STOP_CHARS = 16_384
 
 
 class Job:
@@ -214,6 +222,10 @@ class Roster:
         if unknown:
             self.say(job, bad(f"there is no working set {unknown[0]}").answer(message.call))
             return
+        if any(len(program.queues[one]) >= _MOST_QUEUED for one in sets):
+            full = bad(f"{_MOST_QUEUED} calls wait on this working set already: await some of them")
+            self.say(job, full.answer(message.call))
+            return
         for one in sets:
             program.queues[one].append(job)
         self._go_on(program, sets, now_s)
@@ -250,7 +262,11 @@ class Roster:
                 continue
             try:
                 self._carry_out(job, now_s)
-            except CallError as error:
+            except Exception as error:
+                # Nothing that a program asks may end the step thread, which is everybody's.
+                if not isinstance(error, CallError):
+                    log.exception("a program's call could not be carried out")
+                    error = CallError(Trouble.FAILED, f"{type(error).__name__}: {error}")
                 self.say(job, error.answer(job.number))
                 job.runs = []
             if not job.runs:
@@ -322,8 +338,14 @@ class Roster:
         target = job.program.set(message.set)
         tokens = read_ints(job.call.frames)
         check_tokens(tokens, self._shape)
+        check_drawing(message.sampling)
         if message.max_tokens < 1:
             raise bad("max_tokens must be at least 1")
+        stops = (*message.stop, *message.stop_token_ids)
+        if len(stops) > _MOST_STOPS or sum(map(len, message.stop)) > _MOST_STOP_CHARS:
+            raise bad(f"more than {_MOST_STOPS} stops, or more than {_MOST_STOP_CHARS} characters")
+        if not all(message.stop):
+            raise bad("a stop string is empty")
         call = PassCall(
             message.set, tokens.tolist(), None, None, None, None, PassInput(message.set), tokens[:0]
         )

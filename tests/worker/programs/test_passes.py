@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from pie.tokens.tokenizer import Tokenizer
 from pie.wire.messages import Sampling
-from pie.wire.programs import OpenSet, Rows, Trouble
+from pie.wire.programs import GenerateTokens, OpenSet, Rows, Trouble
+from pie.worker.programs.run import Run
 from tests.support.models import VOCAB_SIZE, tiny_model
 from tests.worker.engine.conftest import one_thread, tokenizer, tokenizer_folder  # noqa: F401
-from tests.worker.programs.lane_driver import Failed, LaneDriver
+from tests.worker.programs.lane_driver import Failed, LaneDriver, u32
 from tests.worker.programs.masked_reference import masked
 
 PAGE = 8
@@ -284,6 +285,55 @@ def test_a_token_that_would_attend_to_nothing_is_refused_by_its_slot(driver: Lan
         driver.feed(1, text(3), mask=mask)
 
 
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(temperature=-1),
+        Sampling(temperature=float("nan")),
+        Sampling(top_p=0),
+        Sampling(min_p=2),
+        Sampling(logit_bias={5: float("inf")}),
+    ],
+)
+def test_a_draw_that_cannot_be_made_is_refused_and_the_engine_goes_on(
+    driver: LaneDriver, sampling: Sampling
+) -> None:
+    with pytest.raises(Failed) as raised:
+        driver.feed(1, text(4), sampling=sampling)
+    assert raised.value.told.trouble is Trouble.BAD_CALL
+    message = GenerateTokens(driver.number(), 1, 5, sampling)
+    told, _ = driver.answer(driver.call(message, [u32(text(4))]))
+    assert told.trouble is Trouble.BAD_CALL
+    assert driver.generate(text(10), 2).token_ids
+
+
+@pytest.mark.parametrize("place", ["make_pass", "take", "check"])
+def test_a_bug_in_a_programs_pass_ends_that_call_alone(
+    driver: LaneDriver, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Run, place, broken)
+        call = driver.start(1, text(4))
+        answer = driver.submit(text(20, seed=8), 3)
+        told, _ = driver.answer(call)
+    assert told.trouble is Trouble.FAILED
+    assert answer.token_ids
+    assert driver.feed(1, text(4)).part.length == 4
+
+
+def test_no_more_calls_wait_on_one_set_than_may(driver: LaneDriver) -> None:
+    calls = [driver.start(1, [5]) for _ in range(5000)]
+    told, _ = driver.told[calls[-1]][-1] if driver.step() else (None, None)
+    assert told is not None
+    assert told.trouble is Trouble.BAD_CALL
+    driver.end()
+    driver.begin("p")
+    driver.open(1)
+
+
 def test_a_call_that_fails_changes_nothing(driver: LaneDriver) -> None:
     ids = text(30)
     driver.feed(1, ids[:14])
@@ -291,6 +341,7 @@ def test_a_call_that_fails_changes_nothing(driver: LaneDriver) -> None:
         {"read": [99]},
         {"mask": np.zeros((4, 18), np.bool_)},
         {"write": 2},
+        {"write": -1},
         {"positions": [1 << 20] * 4},
         {"write": 12, "read": [99]},
     ):
