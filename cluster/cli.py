@@ -28,6 +28,7 @@ from pie.cluster.pages import pages_app
 from pie.cluster.reference import reference_page, shown
 from pie.cluster.sentences import sentences
 from pie.cluster.stopping import Stop, ask_to_stop
+from pie.router.settings import RouterSettings
 
 app = typer.Typer(
     help="Serve large language models and never compute the same prefix twice.",
@@ -155,14 +156,25 @@ def status(
 
     with sentences():
         router = _load(config).config.router
-        if not router.port and not at:
-            raise NotRunningError("router.port is 0, so the port was picked: name it with --at")
-        host = f"[{router.host}]" if ":" in router.host else router.host
-        show_status(
-            at or f"http://{host}:{router.port}",
-            router.api_token.get_secret_value(),
-            Console(),
-        )
+        show_status(_address(router, at), router.api_token.get_secret_value(), Console())
+
+
+@app.command()
+def explain(
+    request_id: Annotated[
+        str, typer.Argument(help="What its answer's `x-pie-request-id` or `id` says.")
+    ],
+    config: ConfigFile = None,
+    at: Annotated[str | None, typer.Option(help="Address of a router, http://HOST:PORT.")] = None,
+) -> None:
+    """Show which workers a request could have gone to, and why its tokens were computed."""
+    from pie.cluster.explain import show_explained  # noqa: PLC0415
+
+    with _sentences():
+        router = _load(config).config.router
+        token = router.api_token.get_secret_value()
+        console = Console(highlight=False, markup=False, soft_wrap=True)
+        show_explained(_address(router, at), token, request_id, console)
 
 
 @app.command()
@@ -225,6 +237,14 @@ def config_reference() -> None:
 
 def _load(config: Path | None, flags: dict[Key, tuple[str, object]] | None = None) -> LoadedConfig:
     return load_config(config, os.environ, flags)
+
+
+def _address(router: RouterSettings, at: str | None) -> str:
+    """Return where a router is asked."""
+    if not router.port and not at:
+        raise NotRunningError("router.port is 0, so the port was picked: name it with --at")
+    host = f"[{router.host}]" if ":" in router.host else router.host
+    return (at or f"http://{host}:{router.port}").rstrip("/")
 
 
 def _say(text: str) -> None:

@@ -3,7 +3,8 @@
     ClusterError
     ├── ConfigError        the configuration is wrong; every problem at once
     ├── StartError         the cluster cannot start, and why, in one sentence
-    └── NotRunningError    no cluster answers where one was looked for
+    ├── NotRunningError    no cluster answers where one was looked for
+    └── UnknownRequestError a router knows nothing of the request that was asked about
 
 Each is shown to a person as it is, without a traceback; the `pie` command ends with exit code 2.
 """
@@ -34,3 +35,7 @@ class StartError(ClusterError):
 
 class NotRunningError(ClusterError):
     """No cluster answers."""
+
+
+class UnknownRequestError(ClusterError):
+    """A router knows nothing of a request."""

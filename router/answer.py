@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pie.router.api.usage import Shaper, Usage, usage
 from pie.router.dispatch import Dispatcher
@@ -25,12 +24,32 @@ from pie.router.rates import loaded_tokens
 
 log = logging.getLogger("pie.router.answer")
 
+_CLIENT_GONE = 499
+"""What proxies count a client as that hung up; nobody is sent it."""
+
+
+OnOver = Callable[[Exchange, Sequence[Generation], int], None]
+"""Told of a request that has ended, whether or not it was answered, and with which status."""
+
+
+def _nobody(_: Exchange, __: Sequence[Generation], ___: int) -> None:
+    pass
+
 
 class Answerer:
-    """Answers requests whose orders are known."""
+    """Answers requests whose orders are known.
 
-    def __init__(self, dispatcher: Dispatcher, metrics: RouterMetrics) -> None:
+    Args:
+        dispatcher: Carries them out.
+        metrics: Counts what was made.
+        on_over: Told of each request at its end.
+    """
+
+    def __init__(
+        self, dispatcher: Dispatcher, metrics: RouterMetrics, on_over: OnOver = _nobody
+    ) -> None:
         self._dispatcher = dispatcher
+        self._on_over = on_over
         self._metrics = metrics
         self._open: set[Mailbox] = set()
 
@@ -42,7 +61,6 @@ class Answerer:
     async def answer(
         self,
         exchange: Exchange,
-        request_id: str,
         orders: Sequence[Order],
         shaper: Shaper,
         *,
@@ -55,7 +73,6 @@ class Answerer:
 
         Args:
             exchange: Where the answer goes.
-            request_id: Names the request.
             orders: One for each sequence, the choices of a prompt next to each other.
             shaper: Gives the answer its shape.
             choices: Sequences for each prompt.
@@ -67,6 +84,7 @@ class Answerer:
             ApiError: It cannot be answered, or not to its end.
             ClientGoneError: Nobody is left to answer.
         """
+        request_id = exchange.request_id
         mailbox = Mailbox(len(orders), streaming=stream)
         generations: list[Generation] = []
         for index, order in enumerate(orders):
@@ -79,30 +97,40 @@ class Answerer:
         ]
         watch = asyncio.create_task(exchange.watch(mailbox.hang_up))
         self._open.add(mailbox)
+        status = 0
         try:
             if stream:
-                await self._stream(
-                    exchange, request_id, generations, shaper, mailbox, choices, usage_events
-                )
+                await self._stream(exchange, generations, shaper, mailbox, choices, usage_events)
             else:
-                await self._once(
-                    exchange, request_id, generations, shaper, mailbox, choices, likeliest
-                )
+                await self._once(exchange, generations, shaper, mailbox, choices, likeliest)
         except ClientGoneError:
+            status = _CLIENT_GONE
             self._metrics.disconnects.inc()
             log.info("request %s: the client hung up", request_id)
             raise
+        except ApiError as error:
+            status = error.status
+            raise
+        else:
+            status = exchange.status
         finally:
             self._open.discard(mailbox)
             watch.cancel()
             for task in tasks:
                 task.cancel()
             self._count(generations)
+            self._tell(exchange, generations, status)
+
+    def _tell(self, exchange: Exchange, generations: Sequence[Generation], status: int) -> None:
+        """Say that a request is over; what goes wrong with that is nothing to its client."""
+        try:
+            self._on_over(exchange, generations, status)
+        except Exception:
+            log.exception("request %s could not be explained", exchange.request_id)
 
     async def _once(
         self,
         exchange: Exchange,
-        request_id: str,
         generations: Sequence[Generation],
         shaper: Shaper,
         mailbox: Mailbox,
@@ -119,14 +147,11 @@ class Answerer:
         counts = _usage(generations, choices)
         # Before the client can ask its next turn.
         await self._remember(generations)
-        await exchange.respond_json(
-            200, shaper.answer(pieces, counts), _headers(request_id, generations)
-        )
+        await exchange.respond_json(200, shaper.answer(pieces, counts), _headers(generations))
 
     async def _stream(
         self,
         exchange: Exchange,
-        request_id: str,
         generations: Sequence[Generation],
         shaper: Shaper,
         mailbox: Mailbox,
@@ -143,7 +168,7 @@ class Answerer:
             events = [shaper.event(piece) for piece in pieces]
             if not begun:
                 begun = True
-                await exchange.begin_stream(_headers(request_id, generations))
+                await exchange.begin_stream(_headers(generations))
                 events = [*shaper.opening(len(generations)), *events]
             if ended:
                 if usage_events:
@@ -179,16 +204,10 @@ class Answerer:
                 metrics.cached_tokens.labels(tier).inc(tokens)
 
 
-def new_request_id() -> str:
-    """Return a name for a request that nobody else uses."""
-    return secrets.token_hex(12)
-
-
-def _headers(request_id: str, generations: Sequence[Generation]) -> dict[str, str]:
+def _headers(generations: Sequence[Generation]) -> dict[str, str]:
     """Return what an answer says of itself."""
     first = next((g for g in generations if g.started is not None), generations[0])
     return {
-        "x-pie-request-id": request_id,
         "x-pie-worker": first.place or "",
         "x-pie-cached-tokens": str(first.cached_tokens),
         "x-pie-cached-from": _sources(first),

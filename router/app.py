@@ -24,7 +24,8 @@ from starlette.types import Receive, Scope, Send
 
 from pie.page.events import PlaceId
 from pie.router import openapi
-from pie.router.answer import Answerer, new_request_id
+from pie.router.admin import Admin
+from pie.router.answer import Answerer
 from pie.router.api.body import BodyLimits, GenerationBody, parse_body
 from pie.router.api.chat import ChatBody, ChatShaper
 from pie.router.api.completions import CompletionBody, CompletionShaper
@@ -66,6 +67,7 @@ class RouterApp:
         metrics: RouterMetrics,
         census: CensusTaker,
         status: Callable[[Census | None], ClusterStatus],
+        admin: Admin,
     ) -> None:
         self._settings = settings
         self._catalog = catalog
@@ -75,6 +77,7 @@ class RouterApp:
         self._metrics = metrics
         self._census = census
         self._status = status
+        self._admin = admin
         self._token = settings.api_token.get_secret_value().encode()
         self._bodies = BodyBudget(int(settings.body_budget_bytes), settings.retry_after_s)
         self._document: dict[str, object] | None = None
@@ -98,6 +101,12 @@ class RouterApp:
                 Route("/ready", self._endpoint(self._ready, public=True), methods=get),
                 Route("/status", self._endpoint(self._show_status), methods=get),
                 Route("/metrics", self._endpoint(self._show_metrics), methods=get),
+                Route("/admin/requests", self._endpoint(self._admin.requests), methods=get),
+                Route(
+                    "/admin/requests/{request_id:path}",
+                    self._endpoint(self._admin.request),
+                    methods=get,
+                ),
                 Route("/openapi.json", self._endpoint(self._openapi, public=True), methods=get),
             ],
             exception_handlers={HTTPException: self._no_such_thing},
@@ -188,7 +197,7 @@ class RouterApp:
         default_tokens: int | None,
     ) -> None:
         """Make orders and answer them."""
-        request_id = new_request_id()
+        request_id = exchange.request_id
         sampling = body.sampling(logprobs=logprobs, vocab_size=model.vocab_size)
         choices = body.sequences
         likeliest = None
@@ -221,7 +230,6 @@ class RouterApp:
         ]
         await self._answerer.answer(
             exchange,
-            request_id,
             orders,
             shaper(request_id, int(time.time()), model.name, usage_events=body.include_usage),
             choices=choices,

@@ -64,6 +64,8 @@ class Chosen(Generic[Link]):
     keys: Sequence[PageKey]
     predicted_tokens: int
     choice: Choice
+    views: Sequence[WorkerView] = ()
+    """What the policy was shown."""
     fork_of: str | None = None
     """Request id there whose prompt it shares, see `pie.wire.messages.Generate`."""
 
@@ -128,6 +130,7 @@ class Chooser:
             runs_by_root[link.record.model_root, link.record.page_tokens].keys,
             min(chosen.device_tokens + sum(chosen.loads.values()), tokens - 1),
             choice,
+            tuple(view for view, _ in views.values()),
         )
 
     def _remember(self, conversation: tuple[str | None, str], place: PlaceId) -> None:

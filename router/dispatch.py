@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pie.router.books import Running
 from pie.router.choice import Chooser, Chosen
 from pie.router.errors import ApiError, invalid, overloaded, server_error, unavailable
-from pie.router.generation import Ending, Generation
+from pie.router.generation import Ending, Generation, Tried
 from pie.router.link import WorkerLink
 from pie.router.metrics import RouterMetrics
 from pie.router.settings import RouterSettings
@@ -85,11 +85,14 @@ class Dispatcher:
             if chosen is None:
                 break
             generation.chosen = chosen
+            tried_now = Tried(chosen, len(generation.output_ids))
+            generation.history.append(tried_now)
             ending = await self._attempt(generation, chosen)
             generation.chosen = None
+            tried_now.ending = ending.value
             if ending is Ending.DONE:
                 return
-            self._lost(generation, chosen.link, ending)
+            tried_now.ending = self._lost(generation, chosen.link, ending)
             left -= 1
             if ending is Ending.REFUSED:
                 self._raise_for_good(generation)
@@ -179,6 +182,7 @@ class Dispatcher:
             watch.stop()
             link.cancel(message.request_id)
         if ending is Ending.LATE:
+            generation.history[-1].ending = ending.value
             raise server_error(
                 f"No full answer within {self._settings.request_timeout_s:g} s.", "timeout", 504
             )
@@ -189,8 +193,8 @@ class Dispatcher:
         used_s = time.monotonic() - generation.order.arrived_s
         return max(self._settings.request_timeout_s - used_s, 0.001)
 
-    def _lost(self, generation: Generation, link: WorkerLink, ending: Ending) -> None:
-        """Count and log an attempt that did not bring the answer."""
+    def _lost(self, generation: Generation, link: WorkerLink, ending: Ending) -> str:
+        """Count and log an attempt that did not bring the answer; return why."""
         reason = ending.value
         if ending is Ending.REFUSED and generation.refused is not None:
             reason = generation.refused.code.value
@@ -208,6 +212,7 @@ class Dispatcher:
             reason,
             len(generation.output_ids),
         )
+        return reason
 
     def _raise_for_good(self, generation: Generation) -> None:
         """Raise where no other worker would take it either."""

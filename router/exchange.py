@@ -7,6 +7,7 @@ that the client has gone. Does not cover what is asked (`pie.router.app`).
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
 
@@ -69,6 +70,8 @@ class Exchange:
         bodies: BodyBudget,
     ) -> None:
         self.scope = scope
+        self.request_id = secrets.token_hex(12)
+        """Names the request in its answer, in logs and at workers; nobody else has it."""
         self.status = 0
         """Of the answer; 0 until it has begun."""
         self._receive = receive
@@ -199,7 +202,7 @@ class Exchange:
                 "status": status,
                 "headers": [
                     (name.encode("latin-1"), value.encode("latin-1", errors="replace"))
-                    for name, value in headers.items()
+                    for name, value in (("x-pie-request-id", self.request_id), *headers.items())
                 ],
             }
         )

@@ -59,6 +59,17 @@ class Ending(enum.Enum):
     """The request's time is up."""
 
 
+@dataclass(slots=True)
+class Tried:
+    """One attempt, for whoever asks later."""
+
+    chosen: Chosen[WorkerLink]
+    after_tokens: int
+    """Tokens of the answer that there were before it."""
+    ending: str = "cancelled"
+    """Why it ended; nobody says so of one that is cut short."""
+
+
 class Generation:
     """One sequence: its order, the tokens made so far, and its present attempt.
 
@@ -88,6 +99,7 @@ class Generation:
         """Choices that this one leads."""
         self.chosen: Chosen[WorkerLink] | None = None
         """The worker of the present attempt."""
+        self.history: list[Tried] = []
         self.output_ids: array[int] = array("I")
         self.texts: list[str] = []
         self.started: Started | None = None

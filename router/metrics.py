@@ -47,6 +47,9 @@ class RouterMetrics:
         self.policy_failures = count(
             "policy_failures", "Choices that the routing policy failed to make."
         )
+        self.trace_dropped = count(
+            "trace_dropped", "Rows of the request trace that were not written."
+        )
         self.workers = gauge("workers", "Workers that take requests.")
         self.places = PlaceMetrics()
         self.registry.register(self.places)

@@ -10,6 +10,7 @@ from pydantic.json_schema import models_json_schema
 
 from pie.router.api.chat import ChatBody, ChatChunk, ChatCompletion
 from pie.router.api.completions import Completion, CompletionBody
+from pie.router.api.explained import Explained, ExplainedList
 from pie.router.api.listing import ApiErrorBody, Model, ModelList
 from pie.router.status import ClusterStatus
 
@@ -30,7 +31,17 @@ def document() -> dict[str, Any]:
         [(ChatBody, "validation"), (CompletionBody, "validation")], ref_template=_REF + "{model}"
     )
     _, answers = msgspec.json.schema_components(
-        [ChatCompletion, ChatChunk, Completion, Model, ModelList, ApiErrorBody, ClusterStatus],
+        [
+            ChatCompletion,
+            ChatChunk,
+            Completion,
+            Model,
+            ModelList,
+            ApiErrorBody,
+            ClusterStatus,
+            Explained,
+            ExplainedList,
+        ],
         ref_template=_REF + "{name}",
     )
     return {
@@ -41,22 +52,17 @@ def document() -> dict[str, Any]:
             "/v1/completions": _generation("CompletionBody", "Completion", "Completion"),
             "/v1/models": {"get": _answer("The models that can be asked for.", "ModelList")},
             "/v1/models/{model}": {
-                "get": _answer("One model.", "Model")
-                | {
-                    "parameters": [
-                        {
-                            "name": "model",
-                            "in": "path",
-                            "required": True,
-                            "schema": {"type": "string"},
-                        }
-                    ]
-                }
+                "get": _answer("One model.", "Model") | _in_path("model"),
             },
             "/health": {"get": _answer("The router runs.", None)},
             "/ready": {"get": _answer("Requests can be answered; 503 says why not.", None)},
             "/status": {"get": _answer("The cluster as this router sees it.", "ClusterStatus")},
             "/metrics": {"get": _answer("Prometheus metrics, as text.", None)},
+            "/admin/requests": {"get": _answer("Requests that can be explained.", "ExplainedList")},
+            "/admin/requests/{request_id}": {
+                "get": _answer("What became of one request, and why.", "Explained")
+                | _in_path("request_id"),
+            },
         },
         "components": {"schemas": bodies.get("$defs", {}) | answers},
     }
@@ -94,6 +100,12 @@ def _generation(body: str, answer: str, chunk: str) -> dict[str, Any]:
             },
         }
     }
+
+
+def _in_path(name: str) -> dict[str, Any]:
+    """Return the one parameter of a path."""
+    schema = {"type": "string"}
+    return {"parameters": [{"name": name, "in": "path", "required": True, "schema": schema}]}
 
 
 def _answer(summary: str, schema: str | None) -> dict[str, Any]:

@@ -12,8 +12,9 @@ import errno
 import functools
 import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import cast
 
 import uvicorn
@@ -23,6 +24,7 @@ from pie.index.mirror import Mirror
 from pie.index.settings import IndexSettings
 from pie.page.events import PlaceKind
 from pie.policies.routing import RoutingPolicy
+from pie.router.admin import Admin
 from pie.router.answer import Answerer
 from pie.router.app import RouterApp
 from pie.router.census import Census, CensusTaker
@@ -30,13 +32,17 @@ from pie.router.choice import Chooser
 from pie.router.connection import Connection, Door
 from pie.router.dispatch import Dispatcher
 from pie.router.errors import AddressUnusableError, PortBusyError, unavailable
+from pie.router.exchange import Exchange
+from pie.router.explain import Explainer, ExplainStore
 from pie.router.gate import Gate
+from pie.router.generation import Generation
 from pie.router.memory import AnswerMemory
 from pie.router.metrics import RouterMetrics
 from pie.router.models import ModelCatalog
 from pie.router.settings import RouterSettings
 from pie.router.status import ClusterStatus
 from pie.router.survey import Survey
+from pie.router.trace import TraceRecorder
 from pie.router.workers import WorkerSet
 from pie.wire import WireSettings
 
@@ -81,6 +87,7 @@ class RouterService:
         secret: bytes | None = None,
     ) -> None:
         self.settings = settings
+        self._secret = secret
         self.metrics = RouterMetrics()
         self._mirror = Mirror()
         self._feed = MirrorFeed(index_url, self._mirror, settings=index)
@@ -102,7 +109,10 @@ class RouterService:
             secret=secret,
         )
         self._census = CensusTaker(self._mirror, self._workers, wire, secret=secret)
-        self._answerer = Answerer(dispatcher, self.metrics)
+        explained = ExplainStore(settings.explained_requests, int(settings.explained_bytes))
+        self._explainer = Explainer(explained, self._mirror, secret=secret)
+        self._trace = self._trace_recorder()
+        self._answerer = Answerer(dispatcher, self.metrics, self._over)
         self._survey = Survey(
             mirror=self._mirror,
             workers=self._workers,
@@ -120,6 +130,7 @@ class RouterService:
             metrics=self.metrics,
             census=self._census,
             status=self.status,
+            admin=Admin(explained),
         )
         self._server = _Server(
             uvicorn.Config(
@@ -204,6 +215,8 @@ class RouterService:
             except TimeoutError:
                 log.warning("letting go of %s took more than %g s", name, _CLOSE_S)
         self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._trace is not None:
+            await asyncio.to_thread(self._trace.close)
 
     def status(self, census: Census | None = None) -> ClusterStatus:
         """Return what this router knows and places said, and bring its gauges up to date."""
@@ -214,6 +227,27 @@ class RouterService:
         while True:
             await asyncio.sleep(_LOOK_S)
             self._look()
+            if self._trace is not None:
+                self._trace.tick()
+
+    def _trace_recorder(self) -> TraceRecorder | None:
+        """Return what records traces; None where they are off."""
+        if not self.settings.trace_dir:
+            return None
+        return TraceRecorder(
+            Path(self.settings.trace_dir),
+            budget_bytes=int(self.settings.trace_budget_bytes),
+            secret=self._secret,
+            on_dropped=self.metrics.trace_dropped.inc,
+        )
+
+    def _over(self, exchange: Exchange, generations: Sequence[Generation], status: int) -> None:
+        """Keep what became of a request that is over."""
+        if self.settings.explained_requests:
+            path = str(exchange.scope["path"])
+            self._explainer.record(exchange.request_id, path, generations, status)
+        if self._trace is not None:
+            self._trace.record(exchange.request_id, generations)
 
     def _look(self) -> None:
         """Hold workers and models against the mirror once."""

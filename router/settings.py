@@ -147,6 +147,29 @@ class RouterSettings(BaseModel):
         le=1 << 40,
         description="Memory for the token ids of answers, which make the next turn's prompt hit.",
     )
+    explained_requests: int = Field(
+        default=10_000,
+        ge=0,
+        le=10_000_000,
+        description="Requests whose course `pie explain` can tell, the latest ones; 0 keeps none.",
+    )
+    explained_bytes: ByteSize = Field(
+        default=ByteSize(64 * 1024 * 1024),
+        ge=0,
+        le=1 << 40,
+        description="Memory for what is kept of them, at a kilobyte or two each.",
+    )
+    trace_dir: str = Field(
+        default="",
+        description="Folder for a trace of all requests in Parquet files: keys of pages, lengths and "
+        "times, never text or token ids. Empty records none.",
+    )
+    trace_budget_bytes: ByteSize = Field(
+        default=ByteSize(1024 * 1024 * 1024),
+        gt=0,
+        le=1 << 50,
+        description="Bytes of all traces in that folder; the oldest are removed beyond them.",
+    )
     index_ready_timeout_s: float = Field(
         default=30.0,
         gt=0,

@@ -1,14 +1,16 @@
 """What tells the pages of tenants apart without telling their salts.
 
-Covers the tag that pages and the index carry. Does not cover the keys that keep tenants' pages
+Covers the tag that pages and the index carry, and which tenant has been seen with which tokens. Does not cover the keys that keep tenants' pages
 apart (`pie.page.key`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from blake3 import blake3
 
-from pie.page.key import RootKey, tenant_root
+from pie.page.key import PageKey, RootKey, tenant_root
 
 _PURPOSE = b"pie/tenant"
 _TAG_BYTES = 8
@@ -28,3 +30,38 @@ def tenant_tag(model: RootKey, salt: str | None, secret: bytes | None = None) ->
     named = _PURPOSE + tenant_root(model, salt=salt)
     hashed = blake3(named) if secret is None else blake3(named, key=secret)
     return hashed.hexdigest(_TAG_BYTES)
+
+
+class TenantLedger:
+    """Which tag was last seen with which page of tokens, whatever its salt. Bounded.
+
+    A page is named by its key without a salt, cut to eight bytes: to explain a miss, not to share.
+
+    Args:
+        most_pages: How many pages are remembered, at 150 bytes each.
+    """
+
+    def __init__(self, most_pages: int = 65_536) -> None:
+        self._most_pages = most_pages
+        self._tags: dict[bytes, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._tags)
+
+    def note(self, keys: Sequence[PageKey], tag: str) -> None:
+        """Learn that a tenant has computed these pages."""
+        for key in keys[: self._most_pages]:
+            name = key[:_TAG_BYTES]
+            self._tags.pop(name, None)
+            self._tags[name] = tag
+        while len(self._tags) > self._most_pages:
+            del self._tags[next(iter(self._tags))]
+
+    def pages_of_others(self, keys: Sequence[PageKey], tag: str) -> int:
+        """Return how many leading pages were last seen with another tag."""
+        pages = 0
+        for key in keys:
+            if self._tags.get(key[:_TAG_BYTES], tag) == tag:
+                break
+            pages += 1
+        return pages

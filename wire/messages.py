@@ -202,6 +202,44 @@ class LoadDecision(msgspec.Struct, frozen=True, array_like=True):
     """Whether the load was given up because it took longer than estimated."""
 
 
+class MissReason(enum.StrEnum):
+    """Why prompt tokens had to be computed."""
+
+    NEVER_COMPUTED = "never-computed"
+    """As far as anybody knows."""
+    EVICTED = "evicted"
+    """The worker had it a while ago, and it lies in no lower tier."""
+    OPAQUE = "opaque"
+    """The worker computed it under a mask or with gaps, so that it has no name."""
+    NO_SNAPSHOT = "no-snapshot"
+    """The pages are there, but no recurrent state to go on from."""
+    NO_ROOM = "no-room"
+    """It was to be loaded, and there was no room to begin."""
+    LOAD_SLOWER = "load-slower"
+    """A lower tier or the pool had it, and computing was estimated to be faster."""
+    LOAD_LATE = "load-late"
+    """Its load was given up, because it took longer than estimated."""
+    LOAD_FAILED = "load-failed"
+    """Its load brought nothing: a damaged page, or a node or disk that failed."""
+    STALE_INDEX = "stale-index"
+    """The index said that the worker or the pool had it, and it was not there."""
+    OTHER_WORKER = "other-worker"
+    """Another worker has it, and this one was chosen all the same."""
+    TENANT = "tenant"
+    """Somebody else has it, whose salt keeps the two apart."""
+    PARTIAL_PAGE = "partial-page"
+    """It lies behind the last full page; only full pages are kept."""
+    LAST_TOKEN = "last-token"  # noqa: S105
+    """The last token is always computed: its logits are in no page."""
+
+
+class MissedPages(msgspec.Struct, frozen=True, array_like=True):
+    """Consecutive pages that a worker did not have in device memory, as it knows why."""
+
+    reason: MissReason
+    pages: int
+
+
 class Started(msgspec.Struct, frozen=True, array_like=True):
     """How a request began; comes with its first tokens."""
 
@@ -211,6 +249,10 @@ class Started(msgspec.Struct, frozen=True, array_like=True):
     prefill_ms: float
     load: LoadDecision | None = None
     """None where no page beyond device memory was looked for."""
+    missed_from: int = 0
+    """Leading pages that were in device memory when its turn came."""
+    missed: tuple[MissedPages, ...] = ()
+    """What the worker knows of the full pages after them."""
 
 
 class TokenDelta(msgspec.Struct, frozen=True, array_like=True):

@@ -33,6 +33,7 @@ from pie.worker.commands import (
     Submit,
 )
 from pie.worker.counters import Counters
+from pie.worker.departed import Departed
 from pie.worker.figures import Figures
 from pie.worker.forks import Forks
 from pie.worker.generation import Generation, RequestKey, Vocabulary
@@ -140,6 +141,7 @@ class Engine:
             batch_pages=batch_pages(limits.scheduler.step_tokens // page_tokens, table.total),
             states=states,
         )
+        self._departed = Departed(states_alone=not table.total)
         self._generations: dict[RequestKey, Generation] = {}
         self._forks = Forks()
         self._by_number: dict[int, Generation] = {}
@@ -215,7 +217,9 @@ class Engine:
         changes = self._table.take_changes()
         if self._states is not None:
             changes += self._states.take_changes()
+        self._departed.opaque(self._table.take_opaque())
         if changes:
+            self._departed.apply(changes)
             self._on_changes(changes)
         if self._debug and self.is_idle:
             self.check()
@@ -474,6 +478,11 @@ class Engine:
         self._report.refused.append((owner, Refused(request_id, code, message, retry_after_s)))
 
     def _load_wish(self, sequence: Sequence) -> int:
+        if sequence.missed is None:
+            working_set = sequence.working_set
+            sequence.missed_from = working_set.frozen
+            keys = working_set.keys[working_set.frozen :]
+            sequence.missed = self._departed.runs(keys, held=self._table.has)
         return 0 if self._offload is None else self._offload.wish(sequence, self._times.prefill)
 
     def _store_of_program(self, page: NewPage) -> None:

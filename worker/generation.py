@@ -155,4 +155,6 @@ class Generation:
             load_ms=sequence.load_s * 1e3,
             prefill_ms=max(0.0, now_s - admitted_s - sequence.load_s) * 1e3,
             load=sequence.load_decision,
+            missed_from=sequence.missed_from,
+            missed=sequence.told_missed,
         )

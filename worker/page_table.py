@@ -136,6 +136,7 @@ class PageTable:
     _counts: Counter[PageState] = field(init=False)
     _idle: int = field(init=False, default=0)
     _changes: list[Change] = field(init=False, default_factory=list)
+    _opaque: list[PageKey] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         self._pages = [_Page() for _ in range(self.total)]
@@ -285,6 +286,15 @@ class PageTable:
         """Return what was stored and removed since the last call, in order."""
         changes, self._changes = self._changes, []
         return changes
+
+    def note_opaque(self, keys: Iterable[PageKey]) -> None:
+        """Note the keys of pages that will have none, because a pass over them was not pure."""
+        self._opaque += keys
+
+    def take_opaque(self) -> list[PageKey]:
+        """Return what was noted since the last call."""
+        opaque, self._opaque = self._opaque, []
+        return opaque
 
     def check(self, users: Iterable[Sequence[PageSlot]] | None = None) -> None:
         """Raise `AssertionError` where the table contradicts itself.

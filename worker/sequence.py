@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from pie.wire.messages import LoadDecision
-from pie.worker.load_choice import Loaded, LoadTier
+from pie.wire.messages import LoadDecision, MissedPages, MissReason
+from pie.worker.load_choice import Loaded, LoadTier, chosen_pages
 from pie.worker.working_set import WorkingSet
 
 
@@ -53,6 +53,10 @@ class Sequence:
     """A decision to load, until there was room to begin."""
     load_decision: LoadDecision | None = None
     """What was weighed when it was last decided whether to load; None where that could not begin."""
+    missed_from: int = 0
+    """Leading pages that were in device memory when its first turn came."""
+    missed: tuple[MissedPages, ...] | None = None
+    """What was known then of the full pages after them; None before that turn."""
     awaited: int = 0
     """Tokens that it waits for, because another sequence computes or loads their pages."""
     expected_tokens: int = 0
@@ -62,6 +66,21 @@ class Sequence:
     def cached_pool(self) -> int:
         """Tokens that it did not compute because their pages came from the pool."""
         return self.cached_by_load[LoadTier.POOL]
+
+    @property
+    def told_missed(self) -> tuple[MissedPages, ...]:
+        """`missed`, where a load for which there was no room counts as that."""
+        missed = self.missed or ()
+        if self.load_wish is None or self.load_decision is not None:
+            return missed
+        left = chosen_pages(self.load_wish)
+        told = [MissedPages(MissReason.NO_ROOM, left)]
+        for run in missed:
+            gone = min(left, run.pages)
+            left -= gone
+            if run.pages > gone:
+                told.append(MissedPages(run.reason, run.pages - gone))
+        return tuple(told)
 
     @property
     def length(self) -> int:

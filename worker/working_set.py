@@ -219,7 +219,9 @@ class WorkingSet:
         assert tokens <= self.missing, "more tokens were computed than there are"
         if not is_pure:
             self._is_opaque = True
-            del self.keys[self.computed // self._page_tokens :]
+            at = self.computed // self._page_tokens
+            self._table.note_opaque(self.keys[at:])
+            del self.keys[at:]
         due = next(self._due(), 0)
         self.computed += tokens
         new = self._freeze(self.computed // self._page_tokens, now_s)

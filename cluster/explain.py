@@ -1,0 +1,154 @@
+"""`pie explain ID`: why a request went where it went, and why its tokens were computed.
+
+Covers asking a router and printing its answer. Does not cover what is kept
+(`pie.router.explain`).
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from urllib.parse import quote
+
+import httpx
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from pie.cluster.errors import NotRunningError, UnknownRequestError
+from pie.router.api.explained import Attempt, Delivered, Explained, ExplainedSequence
+from pie.router.api.listing import ApiErrorBody
+
+_TIMEOUT_S = 5.0
+
+
+def fetch_explained(url: str, token: str, request_id: str) -> Explained:
+    """Ask the router at `url`, such as `http://127.0.0.1:8000`.
+
+    Raises:
+        UnknownRequestError: It knows nothing of the request.
+        NotRunningError: No router answers there, or it does not answer as Pie does.
+    """
+    headers = {"authorization": f"Bearer {token}"} if token else {}
+    try:
+        path = f"/admin/requests/{quote(request_id, safe='')}"
+        answer = httpx.get(url + path, headers=headers, timeout=_TIMEOUT_S)
+        if answer.status_code == 404:
+            told = msgspec.json.decode(answer.content, type=ApiErrorBody)
+            raise UnknownRequestError(told.error.message)
+        answer.raise_for_status()
+        return msgspec.json.decode(answer.content, type=Explained)
+    except httpx.HTTPStatusError as error:
+        raise NotRunningError(
+            f"{url} answered {error.response.status_code} to /admin/requests"
+        ) from error
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise NotRunningError(
+            f"no router answers at {url} ({error}): start one with `pie serve`, or name it with --at"
+        ) from error
+    except msgspec.DecodeError as error:
+        raise NotRunningError(f"what answers at {url} is not a Pie router") from error
+
+
+def show_explained(url: str, token: str, request_id: str, console: Console) -> None:
+    """Print what became of a request.
+
+    Raises:
+        UnknownRequestError: As `fetch_explained`.
+        NotRunningError: As `fetch_explained`.
+    """
+    told = fetch_explained(url, token, request_id)
+    arrived = datetime.fromtimestamp(told.arrived_unix_s, UTC)
+    console.print(
+        f"request {told.request_id}    {arrived:%Y-%m-%d %H:%M:%S} UTC    {told.path}    "
+        f"model {told.model}    status {told.status}    {told.duration_ms:.0f} ms"
+        + (f"    tenant {told.tenant_tag}" if told.tenant_tag else "")
+    )
+    for sequence in told.sequences:
+        console.print()
+        _show_sequence(sequence, console)
+    if told.sequences_left_out:
+        console.print(f"\n{told.sequences_left_out} more sequences are not told.")
+
+
+def _show_sequence(sequence: ExplainedSequence, console: Console) -> None:
+    first = sequence.first_token_ms
+    console.print(
+        f"choice {sequence.index}    {sequence.prompt_tokens} prompt tokens, "
+        f"{sequence.output_tokens} generated    finish {sequence.finish_reason or 'none'}    "
+        + ("no token" if first is None else f"first token after {first:.0f} ms")
+    )
+    for attempt in sequence.attempts:
+        resumed = f" after {attempt.after_tokens} tokens" if attempt.after_tokens else ""
+        forked = ", as a fork of choice 0" if attempt.is_fork else ""
+        console.print(
+            f"asked {attempt.place}{resumed}{forked}: {attempt.ending}; "
+            f"{attempt.predicted_tokens} tokens were predicted to be held"
+        )
+        console.print(_candidates(attempt))
+    if sequence.delivered is not None:
+        _show_delivered(sequence.delivered, console)
+
+
+def _candidates(attempt: Attempt) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("candidate", no_wrap=True)
+    for heading in (
+        "device",
+        "to load",
+        "queued",
+        "running",
+        "cost ms",
+        "wait",
+        "load",
+        "prefill",
+        "decode",
+    ):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for one in attempt.candidates:
+        loads = " ".join(f"{tier}={tokens}" for tier, tokens in one.load_tokens.items())
+        cost = one.cost
+        figures = (
+            ("-",) * 5
+            if cost is None
+            else tuple(
+                f"{ms:.1f}"
+                for ms in (
+                    cost.total_ms,
+                    cost.wait_ms,
+                    cost.load_ms,
+                    cost.prefill_ms,
+                    cost.decode_share_ms,
+                )
+            )
+        )
+        table.add_row(
+            f"{'*' if one.place == attempt.place else ' '} {one.place}",
+            str(one.device_tokens),
+            loads or "-",
+            str(one.queued_tokens),
+            str(one.running),
+            *figures,
+        )
+    return table
+
+
+def _show_delivered(delivered: Delivered, console: Console) -> None:
+    cached = ", ".join(f"{tier} {tokens}" for tier, tokens in delivered.cached_tokens.items())
+    console.print(
+        f"delivered {cached or 'nothing'}    queued {delivered.queued_ms:.1f} ms, "
+        f"loads {delivered.load_ms:.1f} ms, prefill {delivered.prefill_ms:.1f} ms"
+    )
+    for load in delivered.loads:
+        came = (
+            f"loaded {load.loaded_pages} in {load.took_ms:.1f} ms"
+            if load.was_chosen
+            else "computed instead"
+        )
+        console.print(
+            f"  {load.tier}: {load.pages} pages, load {load.load_ms:.1f} ms against "
+            f"{load.compute_ms:.1f} ms of computing: {came}"
+        )
+    if delivered.load_overran:
+        console.print("  the load took too long and was given up")
+    for miss in delivered.misses:
+        console.print(f"  computed {miss.tokens} tokens from {miss.at}: {miss.reason}")

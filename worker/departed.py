@@ -1,0 +1,80 @@
+"""Why pages that a prompt could have used are not in device memory, as far as a worker knows.
+
+Covers a bounded memory of the keys of pages that left, or that were computed in a way that gave them
+no key. Does not cover loads that were weighed or failed (`pie.worker.load_choice`) or what a router
+makes of it (`pie.router.misses`). Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+
+from pie.page.key import PageKey
+from pie.wire.messages import MissedPages, MissReason
+from pie.worker.page_table import Change
+
+_MOST_KEYS = 65_536
+"""About 10 MB: a key of 32 bytes and its place in a dictionary."""
+_MOST_RUNS = 64
+"""Runs that one request tells of; what follows counts as the last one does."""
+
+
+class Departed:
+    """Remembers keys, the latest first to be known. Belongs to the step thread.
+
+    Args:
+        states_alone: Whether snapshots are all that the model's pages have.
+        most_keys: How many are remembered.
+    """
+
+    def __init__(self, *, states_alone: bool = False, most_keys: int = _MOST_KEYS) -> None:
+        self._states_alone = states_alone
+        self._most_keys = most_keys
+        # In the order in which they left.
+        self._reasons: dict[PageKey, MissReason] = {}
+
+    def __len__(self) -> int:
+        return len(self._reasons)
+
+    def apply(self, changes: Iterable[Change]) -> None:
+        """Take in what the page table did."""
+        for change in changes:
+            if change.is_state is not self._states_alone:
+                continue
+            self._reasons.pop(change.page.key, None)
+            if not change.stored:
+                self._note(change.page.key, MissReason.EVICTED)
+
+    def opaque(self, keys: Iterable[PageKey]) -> None:
+        """Learn of pages whose tokens were computed, but not purely."""
+        for key in keys:
+            self._reasons.pop(key, None)
+            self._note(key, MissReason.OPAQUE)
+
+    def runs(
+        self, keys: Sequence[PageKey], *, held: Callable[[PageKey], bool]
+    ) -> tuple[MissedPages, ...]:
+        """Return why each of `keys` must be computed, in runs of one reason.
+
+        `held` says of a page whether it is there all the same: a recurrent model lacks the snapshot
+        that it would go on from.
+        """
+        reasons = self._reasons
+
+        def reason(key: PageKey) -> MissReason:
+            found = reasons.get(key)
+            if found is not None:
+                return found
+            return MissReason.NO_SNAPSHOT if held(key) else MissReason.NEVER_COMPUTED
+
+        found = [(one, sum(1 for _ in run)) for one, run in groupby(map(reason, keys))]
+        told = [MissedPages(one, pages) for one, pages in found[:_MOST_RUNS]]
+        if left := sum(pages for _, pages in found[_MOST_RUNS:]):
+            told[-1] = MissedPages(told[-1].reason, told[-1].pages + left)
+        return tuple(told)
+
+    def _note(self, key: PageKey, reason: MissReason) -> None:
+        self._reasons[key] = reason
+        if len(self._reasons) > self._most_keys:
+            del self._reasons[next(iter(self._reasons))]
