@@ -7,12 +7,13 @@ makes of it (`pie.router.misses`). Pure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence as Many
 from itertools import groupby
 
 from pie.page.key import PageKey
 from pie.wire.messages import MissedPages, MissReason
 from pie.worker.page_table import Change
+from pie.worker.sequence import Sequence
 
 _MOST_KEYS = 65_536
 """About 10 MB: a key of 32 bytes and its place in a dictionary."""
@@ -37,23 +38,27 @@ class Departed:
     def __len__(self) -> int:
         return len(self._reasons)
 
-    def apply(self, changes: Iterable[Change]) -> None:
-        """Take in what the page table did."""
+    def apply(self, changes: Iterable[Change], opaque: Iterable[PageKey] = ()) -> None:
+        """Take in what the page table did, and keys that pages will not have."""
         for change in changes:
             if change.is_state is not self._states_alone:
                 continue
             self._reasons.pop(change.page.key, None)
             if not change.stored:
-                self._note(change.page.key, MissReason.EVICTED)
-
-    def opaque(self, keys: Iterable[PageKey]) -> None:
-        """Learn of pages whose tokens were computed, but not purely."""
-        for key in keys:
+                self._remember(change.page.key, MissReason.EVICTED)
+        for key in opaque:
             self._reasons.pop(key, None)
-            self._note(key, MissReason.OPAQUE)
+            self._remember(key, MissReason.OPAQUE)
+
+    def note(self, sequence: Sequence, *, held: Callable[[PageKey], bool]) -> None:
+        """Note what a sequence finds when its first turn comes; later ones change nothing."""
+        if sequence.missed is None:
+            working_set = sequence.working_set
+            sequence.missed_from = working_set.frozen
+            sequence.missed = self.runs(working_set.keys[working_set.frozen :], held=held)
 
     def runs(
-        self, keys: Sequence[PageKey], *, held: Callable[[PageKey], bool]
+        self, keys: Many[PageKey], *, held: Callable[[PageKey], bool]
     ) -> tuple[MissedPages, ...]:
         """Return why each of `keys` must be computed, in runs of one reason.
 
@@ -74,7 +79,7 @@ class Departed:
             told[-1] = MissedPages(told[-1].reason, told[-1].pages + left)
         return tuple(told)
 
-    def _note(self, key: PageKey, reason: MissReason) -> None:
+    def _remember(self, key: PageKey, reason: MissReason) -> None:
         self._reasons[key] = reason
         if len(self._reasons) > self._most_keys:
             del self._reasons[next(iter(self._reasons))]

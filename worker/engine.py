@@ -17,11 +17,7 @@ from dataclasses import dataclass
 
 from pie.page.events import Part
 from pie.page.key import RootKey, tenant_root
-from pie.wire.messages import (
-    RefusalCode,
-    Refused,
-    TokenDelta,
-)
+from pie.wire.messages import RefusalCode, Refused, TokenDelta
 from pie.worker.batch import Pass
 from pie.worker.commands import (
     CancelAll,
@@ -217,9 +213,8 @@ class Engine:
         changes = self._table.take_changes()
         if self._states is not None:
             changes += self._states.take_changes()
-        self._departed.opaque(self._table.take_opaque())
+        self._departed.apply(changes, self._table.take_opaque())
         if changes:
-            self._departed.apply(changes)
             self._on_changes(changes)
         if self._debug and self.is_idle:
             self.check()
@@ -478,11 +473,7 @@ class Engine:
         self._report.refused.append((owner, Refused(request_id, code, message, retry_after_s)))
 
     def _load_wish(self, sequence: Sequence) -> int:
-        if sequence.missed is None:
-            working_set = sequence.working_set
-            sequence.missed_from = working_set.frozen
-            keys = working_set.keys[working_set.frozen :]
-            sequence.missed = self._departed.runs(keys, held=self._table.has)
+        self._departed.note(sequence, held=self._table.has)
         return 0 if self._offload is None else self._offload.wish(sequence, self._times.prefill)
 
     def _store_of_program(self, page: NewPage) -> None:

@@ -106,7 +106,7 @@ def test_pages_of_an_impure_pass_are_opaque() -> None:
     one = world.begin(list(range(2 * FORK_PAGE)))
     assert one.grow(len(one.tokens), 0.0)
     one.advance(2 * FORK_PAGE, 0.0, is_pure=False)
-    departed.opaque(world.table.take_opaque())
+    departed.apply([], world.table.take_opaque())
     keys = page_keys(ROOT, one.tokens, FORK_PAGE)
     assert departed.runs(keys, held=world.table.has) == (MissedPages(MissReason.OPAQUE, 2),)
     assert world.table.take_opaque() == []
