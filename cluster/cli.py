@@ -170,7 +170,7 @@ def explain(
     """Show which workers a request could have gone to, and why its tokens were computed."""
     from pie.cluster.explain import show_explained  # noqa: PLC0415
 
-    with _sentences():
+    with sentences():
         router = _load(config).config.router
         token = router.api_token.get_secret_value()
         console = Console(highlight=False, markup=False, soft_wrap=True)
