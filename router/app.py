@@ -209,6 +209,7 @@ class RouterApp:
         seeds = [_derived(seed, choice) for choice in range(choices)]
         samplings = [msgspec.structs.replace(sampling, seed=seed) for seed in seeds]
         place = self._place(exchange.header(_PLACE_HEADER))
+        grammar_param, grammar = body.grammar() or (None, None)
         orders = [
             Order(
                 model=model,
@@ -219,6 +220,10 @@ class RouterApp:
                 stop=body.stops,
                 stop_token_ids=tuple(body.stop_token_ids or ()),
                 ignore_eos=bool(body.ignore_eos),
+                grammar=grammar,
+                grammar_param=grammar_param,
+                shows_special=body.shows_special,
+                shows_stop=bool(body.include_stop_str_in_output),
                 param=shaper.content_field,
                 session=body.session,
                 only_place=place,

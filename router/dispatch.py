@@ -155,6 +155,9 @@ class Dispatcher:
             stop=order.stop,
             stop_token_ids=order.stop_token_ids,
             ignore_eos=order.ignore_eos,
+            grammar=order.grammar,
+            shows_special=order.shows_special,
+            shows_stop=order.shows_stop,
             salt=prefix.salt,
             fork_of=chosen.fork_of,
             forks=generation.followers if generation.attempts == 1 else 0,
@@ -221,6 +224,9 @@ class Dispatcher:
             return
         if refused.code is RefusalCode.CONTEXT_LENGTH:
             raise invalid(refused.message, generation.order.param, "context_length_exceeded")
+        if refused.code is RefusalCode.BAD_GRAMMAR:
+            param = generation.order.grammar_param
+            raise invalid(f"{param}: {refused.message}", param)
         if refused.code is RefusalCode.BAD_MESSAGE:
             raise invalid(refused.message, None)
 

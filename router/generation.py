@@ -19,7 +19,7 @@ from pie.router.mailbox import Mailbox
 from pie.router.models import ServedModel
 from pie.router.prefix import Prefix
 from pie.router.prompt import Prompt
-from pie.wire.messages import FinishReason, Refused, Sampling, Started, TokenDelta
+from pie.wire.messages import FinishReason, Grammar, Refused, Sampling, Started, TokenDelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,11 @@ class Order:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    grammar: Grammar | None = None
+    grammar_param: str | None = None
+    """The field that the grammar came from."""
+    shows_special: bool = False
+    shows_stop: bool = False
     param: str = "prompt"
     """The field that the prompt came from."""
     session: str | None = None

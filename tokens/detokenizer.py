@@ -29,13 +29,20 @@ class Detokenizer:
         tokenizer: The model's.
         prompt_ids: What comes before the first generated id. The last few are enough, as long
             as one of them is not special; they are read from the end and only as far as needed.
+        shows_special: Whether special tokens are part of the text.
     """
 
-    __slots__ = ("_special_ids", "_stages", "_token")
+    __slots__ = ("_hidden_ids", "_stages", "_token")
 
-    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int] = (),
+        *,
+        shows_special: bool = False,
+    ) -> None:
         self._token = tokenizer.token
-        self._special_ids = tokenizer.special_ids
+        self._hidden_ids = frozenset[int]() if shows_special else tokenizer.special_ids
         self._stages: list[Stage] = tokenizer.plan.open()
         if prompt_ids:
             self.push(_context(tokenizer, prompt_ids))
@@ -45,7 +52,7 @@ class Detokenizer:
         """Take ids and return the text that no later id can change; it may be empty."""
         text = []
         for id_ in ids:
-            if id_ in self._special_ids:
+            if id_ in self._hidden_ids:
                 continue
             token = self._token(id_)
             if token is None:

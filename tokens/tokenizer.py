@@ -91,6 +91,10 @@ class Tokenizer:
         except TypeError as error:
             raise TextError(_surrogate(text)) from error
 
+    def as_json(self) -> str:
+        """Return it as the text of a `tokenizer.json`, with all that was added while loading."""
+        return self._inner.to_str()
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of `ids`; an id that the vocabulary lacks adds nothing."""
         text = self._inner.decode(ids, skip_special_tokens=skip_special_tokens)

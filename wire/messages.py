@@ -28,6 +28,7 @@ class RefusalCode(enum.StrEnum):
     CONTEXT_LENGTH = "context_length"
     DRAINING = "draining"
     FAILED = "failed"
+    BAD_GRAMMAR = "bad_grammar"
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -100,6 +101,28 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     logit_bias: dict[int, float] = {}
     logprobs: int | None = None
     """How many of the likeliest tokens to report at each position; None reports nothing."""
+    repetition_penalty: float = 1.0
+    """Divides the positive logits of tokens in prompt and output, and multiplies the negative ones."""
+    min_tokens: int = 0
+    """No token ends the answer before there are so many; a grammar that has ended does."""
+
+
+class GrammarKind(enum.StrEnum):
+    """How a grammar is written."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    CHOICE = "choice"
+    """A JSON list of strings."""
+    LARK = "lark"
+    """A Lark grammar as llguidance reads it, in which `<name>` is a special token."""
+
+
+class Grammar(msgspec.Struct, frozen=True):
+    """What an answer must match as a whole."""
+
+    kind: GrammarKind
+    text: str
 
 
 class Generate(msgspec.Struct, frozen=True, tag="generate"):
@@ -118,6 +141,11 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    grammar: Grammar | None = None
+    shows_special: bool = False
+    """Whether the answer's text has special tokens, those that end it left out."""
+    shows_stop: bool = False
+    """Whether the answer's text has the stop string that ends it."""
     salt: str | None = None
     tenant_tag: str = ""
     fork_of: str | None = None

@@ -10,6 +10,7 @@ from array import array
 from dataclasses import dataclass, field
 
 from pie.wire.messages import Generate, Load, Refused, TokenDelta
+from pie.worker.grammar import Constraint
 from pie.worker.load_choice import Loaded
 from pie.worker.programs.commands import ProgramAnswer, ProgramCommand
 from pie.worker.sequence import Sequence
@@ -23,6 +24,8 @@ class Submit:
     """Peer id of the router that asked."""
     request: Generate
     tokens: array[int]
+    constraint: Constraint | None = None
+    """What the answer must match, at its beginning."""
 
 
 @dataclass(frozen=True, slots=True)

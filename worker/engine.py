@@ -314,7 +314,7 @@ class Engine:
             states=self._states,
         )
         sequence = Sequence(self._submitted, working_set, self._clock())
-        return Generation(command.owner, request, sequence, self._vocabulary)
+        return Generation(command.owner, request, sequence, self._vocabulary, command.constraint)
 
     def _cancel(self, key: RequestKey) -> None:
         generation = self._generations.get(key)

@@ -22,6 +22,7 @@ from pie.wire.messages import (
     TokenDelta,
 )
 from pie.worker.draws import fresh_seed
+from pie.worker.grammar import Constraint
 from pie.worker.sampling import SamplingRow
 from pie.worker.sequence import Sequence, SequenceState
 
@@ -42,7 +43,12 @@ class Generation:
     """A request that is being carried out."""
 
     def __init__(
-        self, owner: bytes, request: Generate, sequence: Sequence, vocabulary: Vocabulary
+        self,
+        owner: bytes,
+        request: Generate,
+        sequence: Sequence,
+        vocabulary: Vocabulary,
+        constraint: Constraint | None = None,
     ) -> None:
         self.owner = owner
         self.request = request
@@ -53,18 +59,27 @@ class Generation:
         tokens = sequence.working_set.tokens
         output = tokens[request.output_start :].tolist()
         seed = request.sampling.seed
+        self._stop_ids = frozenset(request.stop_token_ids)
+        if constraint is not None:
+            # What another worker sent already brings it to where it was.
+            constraint.take(output)
+        if not request.ignore_eos or constraint is not None:
+            self._stop_ids |= vocabulary.eos_token_ids
+        repeats = request.sampling.repetition_penalty != 1
         self.row = SamplingRow(
             sampling=request.sampling,
             seed=fresh_seed() if seed is None else seed,
             position=len(output),
             counts=Counter(output),
+            seen=set(tokens) if repeats else set(),
+            ends=self._stop_ids,
+            constraint=constraint,
         )
         self._vocabulary = vocabulary
-        self._stop_ids = frozenset(request.stop_token_ids)
-        if not request.ignore_eos:
-            self._stop_ids |= vocabulary.eos_token_ids
         self._detokenizer = Detokenizer(
-            vocabulary.tokenizer, tokens[: request.output_start].tolist()
+            vocabulary.tokenizer,
+            tokens[: request.output_start].tolist(),
+            shows_special=request.shows_special,
         )
         self._stops = StopMatcher(request.stop)
         # What another worker sent already is not sent again.
@@ -93,7 +108,16 @@ class Generation:
         return self._room <= 0
 
     def push(self, token: int, logprobs: PositionLogprobs | None, now_s: float) -> TokenDelta:
-        """Take the next token and return what to tell the router; it may be the last."""
+        """Take the next token and return what to tell the router; it may be the last.
+
+        Raises:
+            GrammarFailedError: The answer cannot go on as its grammar wants.
+        """
+        row = self.row
+        if row.constraint is not None and token not in self._stop_ids:
+            row.constraint.take((token,))
+        if row.sampling.repetition_penalty != 1:
+            row.seen.add(token)
         self.sequence.working_set.append(token)
         self.row.position += 1
         self.row.counts[token] += 1
@@ -111,6 +135,8 @@ class Generation:
             text += self._stops.push(self._detokenizer.flush()).text + self._stops.flush()
         if self._stops.matched is not None:
             finish = FinishReason.STOP
+            if self.request.shows_stop:
+                text += self._stops.matched
         return TokenDelta(
             request_id=self.request.request_id,
             token_ids=(token,),

@@ -97,6 +97,11 @@ def check_sampling(sampling: Sampling) -> None:
                 f"logit_bias must have at most {_MOST_BIASES} entries",
             ),
             (
+                0 < sampling.repetition_penalty < math.inf,
+                "repetition_penalty must be above 0",
+            ),
+            (sampling.min_tokens >= 0, "min_tokens must be 0 or more"),
+            (
                 sampling.logprobs is None or 0 <= sampling.logprobs <= _MOST_LOGPROBS,
                 f"logprobs must be between 0 and {_MOST_LOGPROBS}",
             ),

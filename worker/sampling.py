@@ -1,10 +1,11 @@
 """Draws the next token of every sequence in a step from its logits.
 
-Covers bias, penalties, temperature, top-k, top-p, min-p and seeded draws, over all rows of a step
-at once. Does not cover log-probabilities (`pie.worker.logprobs`) or when a sequence ends
+Covers bias, penalties, grammars, temperature, top-k, top-p, min-p and seeded draws, over all rows of
+a step at once. Does not cover log-probabilities (`pie.worker.logprobs`) or when a sequence ends
 (`pie.worker.generation`).
 
-In this order: logit bias and penalties are added to the logits; temperature divides them; top-k,
+In this order: the repetition penalty scales logits, logit bias and the other penalties are added to
+them; what may not come next is left out; temperature divides the rest; top-k,
 then top-p of what is left, then min-p relative to the likeliest token narrow the choice; the draw
 takes the first token, in order of ids, at which the cumulative probability passes the uniform
 number. Tokens that tie with the last one kept are kept too, so that the choice does not depend on
@@ -15,13 +16,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set as AbstractSet
 from dataclasses import dataclass, field
 
 import torch
 
 from pie.wire.messages import Sampling
 from pie.worker.draws import uniform
+from pie.worker.grammar import Constraint
 
 _NUCLEI = (512, 8192)
 """Likeliest tokens looked at for top-p before all: of 49,152 they take 0.1, 0.6 and 3 ms a row."""
@@ -42,6 +44,12 @@ class SamplingRow:
     """Output position of the token to draw, counted from 0."""
     counts: Counter[int] = field(default_factory=Counter)
     """How often each token was generated so far."""
+    seen: set[int] = field(default_factory=set)
+    """Tokens of prompt and output, where there is a repetition penalty."""
+    ends: AbstractSet[int] = frozenset()
+    """Tokens that may not come before `Sampling.min_tokens`."""
+    constraint: Constraint | None = None
+    """What the answer must match, which goes before `ends`."""
 
 
 def finite_rows(logits: torch.Tensor) -> list[bool]:
@@ -71,7 +79,14 @@ def draw(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int]:
 
 
 def _adjust(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-    """Add logit bias and penalties; returns `logits` itself where no row has any."""
+    """Apply bias, penalties and what is not allowed; returns `logits` itself where no row has any."""
+    adjusted = _penalise(logits, rows)
+    return _allow(adjusted, rows, is_ours=adjusted is not logits)
+
+
+def _penalise(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+    """Scale and add what rows ask for; returns `logits` itself where none does."""
+    logits = _scale_seen(logits, rows)
     at: list[int] = []
     ids: list[int] = []
     values: list[float] = []
@@ -96,6 +111,45 @@ def _adjust(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
     )
     change = torch.tensor(values, dtype=logits.dtype, device=logits.device)
     return logits.index_put(where, change, accumulate=True)
+
+
+def _scale_seen(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+    """Apply the repetition penalty of Keskar et al. (2019); the same tensor where there is none."""
+    vocab, scaled = logits.shape[-1], logits
+    for index, row in enumerate(rows):
+        penalty = row.sampling.repetition_penalty
+        ids = [token for token in row.seen if token < vocab]
+        if penalty == 1 or not ids:
+            continue
+        if scaled is logits:
+            scaled = logits.clone()
+        where = torch.tensor(ids, device=logits.device)
+        values = scaled[index, where]
+        scaled[index, where] = torch.where(values > 0, values / penalty, values * penalty)
+    return scaled
+
+
+def _allow(logits: torch.Tensor, rows: Sequence[SamplingRow], *, is_ours: bool) -> torch.Tensor:
+    """Leave out what may not come next; the same tensor where everything may.
+
+    A row whose grammar failed is left as it is: its request learns that when it takes the token.
+    """
+    for index, row in enumerate(rows):
+        if row.constraint is not None:
+            allowed = row.constraint.allowed()
+            if allowed is None:
+                continue
+            forbidden = ~allowed.to(logits.device)
+        elif row.ends and row.position < row.sampling.min_tokens:
+            ids = [token for token in row.ends if token < logits.shape[-1]]
+            forbidden = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
+            forbidden[ids] = True
+        else:
+            continue
+        if not is_ours:
+            logits, is_ours = logits.clone(), True
+        logits[index].masked_fill_(forbidden, -torch.inf)
+    return logits
 
 
 def _draw_random(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int]:

@@ -13,6 +13,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 
 import msgspec
@@ -30,7 +31,7 @@ from pie.pool.index_relay import IndexRelay
 from pie.pool.settings import PoolSettings
 from pie.wire.errors import PeerGone, RefusedError
 from pie.wire.figures import report
-from pie.wire.messages import AskStatus, Cancel, Generate, Message, RefusalCode
+from pie.wire.messages import AskStatus, Cancel, Generate, Grammar, Message, RefusalCode
 from pie.wire.peer import Peer
 from pie.wire.server import WireServer
 from pie.wire.settings import WireSettings
@@ -38,6 +39,7 @@ from pie.worker.assembly import assemble, make_engine, make_record
 from pie.worker.commands import CancelAll, CancelOne, StepReport, Submit
 from pie.worker.engine import Engine
 from pie.worker.engine_thread import EngineThread
+from pie.worker.grammar import Constraint, GrammarCompiler
 from pie.worker.holdings import Holdings
 from pie.worker.intake import Intake
 from pie.worker.lower_tiers import LowerTiers, open_tiers
@@ -56,6 +58,8 @@ _WIRE = WireSettings(
     max_header_bytes=1 << 20, max_frame_bytes=8 << 20, max_frames=1, max_handling_bytes=64 << 20
 )
 """A request is one frame of token ids, and 8 MiB are two million of them."""
+_GRAMMAR_S = 10.0
+"""Longest wait for a grammar, those before it included."""
 _STEP_ENDS_S = 30.0
 """Longest wait for the step under way when a worker is closed."""
 
@@ -125,6 +129,8 @@ class WorkerService:
         self._tiers: LowerTiers | None = None
         self._thread: EngineThread | None = None
         self._intake: Intake | None = None
+        self._grammars: GrammarCompiler | None = None
+        self._compilers = ThreadPoolExecutor(1, thread_name_prefix="pie-grammar")
         self._submitted = 0
         self._taken = 0
         """Of the requests submitted, those that the engine has seen."""
@@ -192,6 +198,12 @@ class WorkerService:
         loop = asyncio.get_running_loop()
         assembly = await asyncio.to_thread(assemble, self._settings, progress)
         self._intake = Intake(assembly.model.vocab_size, assembly.context_tokens)
+        self._grammars = GrammarCompiler(
+            assembly.tokenizer,
+            vocab_size=assembly.model.vocab_size,
+            eos_token_ids=assembly.tokenizer.eos_token_ids,
+        )
+        self._exits.callback(self._compilers.shutdown, wait=False, cancel_futures=True)
         address = await self._server.start()
         self._exits.push_async_callback(self._server.close)
         holdings, relay = Holdings(assembly.model.layout), IndexRelay()
@@ -298,7 +310,10 @@ class WorkerService:
         match message:
             case Generate():
                 try:
-                    self._generate(peer, message, frames, self._thread)
+                    constraint = None
+                    if message.grammar is not None:
+                        constraint = await self._compiled(message.grammar)
+                    self._generate(peer, message, frames, self._thread, constraint)
                 except RefusedError:
                     self._refused += 1
                     raise
@@ -312,8 +327,31 @@ class WorkerService:
                     RefusalCode.BAD_MESSAGE, f"a worker takes no {type(message).__name__}"
                 )
 
+    async def _compiled(self, grammar: Grammar) -> Constraint:
+        """Compile a request's grammar off this loop and the step thread; a cancel ends the wait.
+
+        Raises:
+            RefusedError: It is wrong, or takes too long.
+        """
+        assert self._grammars is not None
+        work = asyncio.get_running_loop().run_in_executor(
+            self._compilers, self._grammars.compile, grammar
+        )
+        try:
+            async with asyncio.timeout(_GRAMMAR_S):
+                return await work
+        except TimeoutError:
+            raise RefusedError(
+                RefusalCode.BAD_GRAMMAR, f"it takes more than {_GRAMMAR_S:g} s to compile"
+            ) from None
+
     def _generate(
-        self, peer: Peer, request: Generate, frames: Sequence[memoryview], thread: EngineThread
+        self,
+        peer: Peer,
+        request: Generate,
+        frames: Sequence[memoryview],
+        thread: EngineThread,
+        constraint: Constraint | None,
     ) -> None:
         assert self._intake is not None
         if self._state != "serving":
@@ -330,7 +368,7 @@ class WorkerService:
             raise RefusedError(RefusalCode.OVERLOADED, "the engine is behind", 1.0)
         self._idle.clear()
         self._submitted += 1
-        thread.put(Submit(peer.id, request, tokens))
+        thread.put(Submit(peer.id, request, tokens, constraint))
 
     def _open_outbox(self, peer: Peer) -> None:
         limit = 2 * (self._settings.max_running + self._settings.max_waiting)

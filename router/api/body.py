@@ -28,8 +28,17 @@ from pydantic_core import PydanticCustomError
 from pie.router.api.bulk import check_bulk
 from pie.router.api.extras import extra_problems, unsupported_problems
 from pie.router.api.problems import Problem, problems_of, refuse
+from pie.router.api.structured import (
+    MAX_CHOICES,
+    ResponseFormat,
+    Schema,
+    StructuredOutputs,
+    format_grammar,
+    only_one,
+    structured_grammar,
+)
 from pie.router.errors import invalid, shown
-from pie.wire.messages import Sampling
+from pie.wire.messages import Grammar, Sampling
 
 INT64_MAX = 2**63 - 1
 MAX_STOP_CHARS = 1024
@@ -128,6 +137,42 @@ class GenerationBody(BaseModel):
     logit_bias: dict[str, float] | None = Field(
         default=None,
         description=f"Added to the logits of these token ids, at most {MAX_LOGIT_BIASES:,}: -100 to 100.",
+    )
+    repetition_penalty: float | None = Field(
+        default=None,
+        gt=0,
+        le=10,
+        description="Above 1 makes tokens of prompt and answer less likely to come again.",
+    )
+    min_tokens: int | None = Field(
+        default=None,
+        ge=0,
+        le=INT64_MAX,
+        description="Tokens before which no token ends the answer; stop strings do.",
+    )
+    skip_special_tokens: bool | None = Field(
+        default=None, description="Leave special tokens out of the text: true is the default."
+    )
+    include_stop_str_in_output: bool | None = Field(
+        default=None, description="End the text with the stop string that ended the answer."
+    )
+    response_format: ResponseFormat | None = Field(
+        default=None, description="What the whole answer must look like."
+    )
+    structured_outputs: StructuredOutputs | None = Field(
+        default=None, description="The same in vLLM's words."
+    )
+    guided_json: str | Schema | None = Field(
+        default=None, description="`structured_outputs.json` by its older name."
+    )
+    guided_regex: str | None = Field(
+        default=None, description="`structured_outputs.regex` by its older name."
+    )
+    guided_choice: Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES)] | None = Field(
+        default=None, description="`structured_outputs.choice` by its older name."
+    )
+    guided_grammar: str | None = Field(
+        default=None, description="`structured_outputs.grammar` by its older name."
     )
     ignore_eos: bool | None = Field(
         default=None, description="Go on after the model's end-of-text token."
@@ -235,6 +280,30 @@ class GenerationBody(BaseModel):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
+    def shows_special(self) -> bool:
+        """Whether the text has special tokens."""
+        return self.skip_special_tokens is False
+
+    def grammar(self) -> tuple[str, Grammar] | None:
+        """Return what the answer must match, and the field that says so; None for any text.
+
+        Raises:
+            ApiError: Two fields say it, or one says too much.
+        """
+        guided = StructuredOutputs(
+            json=self.guided_json,
+            regex=self.guided_regex,
+            choice=self.guided_choice,
+            grammar=self.guided_grammar,
+        )
+        outputs = self.structured_outputs
+        return only_one(
+            format_grammar(self.response_format),
+            None if outputs is None else structured_grammar(outputs, "structured_outputs"),
+            structured_grammar(guided, _guided_field(guided)),
+        )
+
+    @property
     def include_usage(self) -> bool:
         """Whether a stream ends with an event that has the usage."""
         return self.stream_options is not None and self.stream_options.include_usage
@@ -260,7 +329,19 @@ class GenerationBody(BaseModel):
             presence_penalty=self.presence_penalty or 0.0,
             logit_bias=bias,
             logprobs=logprobs,
+            repetition_penalty=self.repetition_penalty or 1.0,
+            min_tokens=self.min_tokens or 0,
         )
+
+
+def _guided_field(guided: StructuredOutputs) -> str:
+    """Return the first of vLLM's older fields that is given."""
+    given = {
+        "guided_json": guided.json_,
+        "guided_regex": guided.regex,
+        "guided_choice": guided.choice,
+    }
+    return next((name for name, value in given.items() if value is not None), "guided_grammar")
 
 
 B = TypeVar("B", bound=GenerationBody)

@@ -28,10 +28,17 @@ def reference_choice(logits: Floats, row: SamplingRow) -> tuple[int, Floats]:
     """Return the token drawn, and each kept token's probability; one token a time, as one reads."""
     sampling = row.sampling
     adjusted = logits.astype(np.float64).copy()
+    for token in row.seen:
+        penalty = sampling.repetition_penalty
+        adjusted[token] = (
+            adjusted[token] / penalty if adjusted[token] > 0 else adjusted[token] * penalty
+        )
     for token, bias in sampling.logit_bias.items():
         adjusted[token] += bias
     for token, count in row.counts.items():
         adjusted[token] -= sampling.frequency_penalty * count + sampling.presence_penalty
+    if row.position < sampling.min_tokens:
+        adjusted[list(row.ends)] = -np.inf
     if not sampling.temperature:
         return int(adjusted.argmax()), np.eye(len(logits))[adjusted.argmax()]
     adjusted = (adjusted - adjusted.max()) / sampling.temperature
@@ -78,20 +85,26 @@ samplings = st.builds(
     logit_bias=st.dictionaries(
         st.integers(0, VOCAB - 1), st.sampled_from([-100.0, 3.0]), max_size=3
     ),
+    repetition_penalty=st.sampled_from([1.0, 1.3, 0.8]),
+    min_tokens=st.sampled_from([0, 0, 20]),
 )
+seen = st.sets(st.integers(0, VOCAB - 1), max_size=6)
 counts = st.dictionaries(st.integers(0, VOCAB - 1), st.integers(1, 5), max_size=5)
 
 
 @settings(max_examples=300, deadline=None)
 @given(
-    st.lists(st.tuples(samplings, counts, st.integers(0, 50)), min_size=1, max_size=8),
+    st.lists(st.tuples(samplings, counts, st.integers(0, 50), seen), min_size=1, max_size=8),
     st.integers(0, 10_000),
 )
 def test_a_batch_draws_what_the_reference_draws_for_each_row(
-    wanted: list[tuple[Sampling, dict[int, int], int]], seed: int
+    wanted: list[tuple[Sampling, dict[int, int], int, set[int]]], seed: int
 ) -> None:
     logits = np.random.default_rng(seed).normal(0, 3, (len(wanted), VOCAB)).astype(np.float32)
-    rows = [SamplingRow(s, s.seed or 0, at, Counter(c)) for s, c, at in wanted]
+    rows = [
+        SamplingRow(s, s.seed or 0, at, Counter(c), seen=seen, ends=frozenset({1, 2}))
+        for s, c, at, seen in wanted
+    ]
     before = torch.from_numpy(logits.copy())
     given_logits = torch.from_numpy(logits)
     tokens = draw(given_logits, rows)
