@@ -165,7 +165,8 @@ class Answerer:
             if not pieces:
                 raise ClientGoneError
             ended = mailbox.ended
-            events = [shaper.event(piece) for piece in pieces]
+            shaped = map(shaper.event, pieces)
+            events = [event for event in shaped if event is not None]
             if not begun:
                 begun = True
                 await exchange.begin_stream(_headers(generations))

@@ -12,6 +12,8 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Protocol
 
 import msgspec
 from blake3 import blake3
@@ -27,16 +29,18 @@ from pie.router import openapi
 from pie.router.admin import Admin
 from pie.router.answer import Answerer
 from pie.router.api.body import BodyLimits, GenerationBody, parse_body
-from pie.router.api.chat import ChatBody, ChatShaper
+from pie.router.api.chat import ChatBody
+from pie.router.api.chat_answers import ChatShaper
 from pie.router.api.completions import CompletionBody, CompletionShaper
 from pie.router.api.listing import Model, ModelList
+from pie.router.api.usage import Shaper
 from pie.router.census import Census, CensusTaker
+from pie.router.conversing import Calling, conversation
 from pie.router.errors import ApiError, invalid, model_not_found, server_error, shown, unavailable
 from pie.router.exchange import BodyBudget, ClientGoneError, Exchange
 from pie.router.gate import Gate
 from pie.router.generation import Order
 from pie.router.likeliest import Likeliest
-from pie.router.memory import Turn
 from pie.router.metrics import RouterMetrics
 from pie.router.models import ModelCatalog, ServedModel
 from pie.router.prefix import Prefix
@@ -44,6 +48,7 @@ from pie.router.prompt import Prompt
 from pie.router.settings import RouterSettings
 from pie.router.status import ClusterStatus
 from pie.router.workers import WorkerSet
+from pie.wire.messages import Grammar
 
 log = logging.getLogger("pie.router.app")
 
@@ -51,6 +56,17 @@ Handler = Callable[[Exchange], Awaitable[None]]
 
 _PLACE_HEADER = b"x-pie-place"
 _SEED_BITS = 63
+_ID_CHARS = 24
+
+
+class MakeShaper(Protocol):
+    """Makes the shaper of one request."""
+
+    def __call__(
+        self, request_id: str, created_s: int, model: str, *, usage_events: bool
+    ) -> Shaper:
+        """Return it."""
+        ...
 
 
 class RouterApp:
@@ -146,8 +162,10 @@ class RouterApp:
         body = parse_body(ChatBody, await exchange.body(), self._limits)
         model = self._served(body.model)
         with self._gate.enter(body.sequences):
+            calling = Calling(body, model.prompts)
+            grammar = calling.grammar(body.grammar())
             prompt = await model.prompts.conversation(
-                tuple(Turn(_role(message.role), message.text) for message in body.messages),
+                conversation(body),
                 model=model.name,
                 salt=body.cache_salt,
                 context_tokens=model.context_tokens,
@@ -158,7 +176,14 @@ class RouterApp:
                 model,
                 [prompt],
                 arrived_s,
-                ChatShaper,
+                partial(
+                    ChatShaper,
+                    reader=calling.reader(prompt),
+                    id_chars=calling.format.id_chars if calling.format else _ID_CHARS,
+                ),
+                param="messages",
+                grammar=grammar,
+                shows_special=body.shows_special or calling.shows_special,
                 limit=body.token_limit,
                 logprobs=body.logprobs_wanted,
                 default_tokens=None,
@@ -178,6 +203,9 @@ class RouterApp:
                 prompts,
                 arrived_s,
                 CompletionShaper,
+                param="prompt",
+                grammar=body.grammar(),
+                shows_special=body.shows_special,
                 limit=body.token_limit,
                 logprobs=body.logprobs,
                 default_tokens=self._settings.default_completion_tokens,
@@ -190,8 +218,11 @@ class RouterApp:
         model: ServedModel,
         prompts: Sequence[Prompt],
         arrived_s: float,
-        shaper: type[ChatShaper] | type[CompletionShaper],
+        shaper: MakeShaper,
         *,
+        param: str,
+        grammar: tuple[str, Grammar] | None,
+        shows_special: bool,
         limit: tuple[str, int | None],
         logprobs: int | None,
         default_tokens: int | None,
@@ -209,7 +240,7 @@ class RouterApp:
         seeds = [_derived(seed, choice) for choice in range(choices)]
         samplings = [msgspec.structs.replace(sampling, seed=seed) for seed in seeds]
         place = self._place(exchange.header(_PLACE_HEADER))
-        grammar_param, grammar = body.grammar() or (None, None)
+        grammar_param, wanted = grammar or (None, None)
         orders = [
             Order(
                 model=model,
@@ -220,12 +251,17 @@ class RouterApp:
                 stop=body.stops,
                 stop_token_ids=tuple(body.stop_token_ids or ()),
                 ignore_eos=bool(body.ignore_eos),
-                grammar=grammar,
+                grammar=wanted,
                 grammar_param=grammar_param,
-                shows_special=body.shows_special,
+                shows_special=shows_special,
                 shows_stop=bool(body.include_stop_str_in_output),
+<<<<<<< HEAD
                 param=shaper.content_field,
                 session=body.session,
+=======
+                param=param,
+                session=body.session_id,
+>>>>>>> f85d3ea (Tools and reasoning in chats, read from the models' own formats)
                 only_place=place,
                 arrived_s=arrived_s,
             )
@@ -390,11 +426,6 @@ async def _plain(model: ServedModel, asked: str | Sequence[int]) -> Prompt:
     if isinstance(asked, str):
         return await model.prompts.text(asked, context_tokens=context_tokens)
     return model.prompts.tokens(asked, context_tokens=context_tokens, vocab_size=model.vocab_size)
-
-
-def _role(role: str) -> str:
-    """Return the name that templates know a role by."""
-    return "system" if role == "developer" else role
 
 
 def _room(

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 from pydantic.json_schema import models_json_schema
 
-from pie.router.api.chat import ChatBody, ChatChunk, ChatCompletion
+from pie.router.api.chat import ChatBody
+from pie.router.api.chat_answers import ChatChunk, ChatCompletion
 from pie.router.api.completions import Completion, CompletionBody
 from pie.router.api.explained import Explained, ExplainedList
 from pie.router.api.listing import ApiErrorBody, Model, ModelList

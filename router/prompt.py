@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import msgspec
@@ -19,7 +19,7 @@ from pie.router.errors import ApiError, invalid
 from pie.router.memory import AnswerMemory, Turn
 from pie.tokens.detokenizer import Detokenizer
 from pie.tokens.errors import TemplateError, TextError
-from pie.tokens.template import ChatTemplate
+from pie.tokens.template import ChatTemplate, Message
 from pie.tokens.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -34,8 +34,26 @@ _THREAD_IDS = 1024
 _THREAD_TURNS = 256
 """Messages whose template is rendered here; more, at 5 µs each and more, are left to a thread."""
 
+_THREAD_TOOLS = 16
+"""Tools whose schemas are rendered here."""
+
 _CONTEXT_IDS = 64
 """Ids of the prompt that the first characters of an answer may depend on, and more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a chat template is given."""
+
+    messages: Sequence[Message]
+    turns: tuple[Turn, ...]
+    """The same, as memory sees them."""
+    tools: Sequence[Message] | None = None
+    adds_prompt: bool = True
+    """Whether the beginning of an answer follows."""
+    continues: bool = False
+    """Whether the last message is to be gone on with."""
+    variables: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +88,7 @@ class PromptMaker:
         threads: Executor,
     ) -> None:
         self.tokenizer = tokenizer
-        self._template = template
+        self.template = template
         self._memory = memory
         self._thread_bytes = thread_bytes
         self._threads = threads
@@ -80,19 +98,22 @@ class PromptMaker:
         )
 
     async def conversation(
-        self, turns: tuple[Turn, ...], *, model: str, salt: str | None, context_tokens: int
+        self, asked: Conversation, *, model: str, salt: str | None, context_tokens: int
     ) -> Prompt:
         """Return the prompt of a conversation with a model.
 
         Raises:
             ApiError: The template does not take it, or it is longer than the context.
         """
-        if self._template is None:
+        if self.template is None:
             raise invalid("model: has no chat template; use /v1/completions", "model")
+        turns = asked.turns
         size = sum(len(turn.text) for turn in turns)
         space = _space(self.tokenizer.digest, model, salt)
         return await self._run(
-            self._is_long(size, turns), lambda: self._conversation(turns, space, context_tokens)
+            # Tools come from a body of bounded size, and may be as long as it.
+            self._is_long(size, turns) or bool(asked.tools and len(asked.tools) > _THREAD_TOOLS),
+            lambda: self._conversation(asked, space, context_tokens),
         )
 
     async def text(self, text: str, *, context_tokens: int) -> Prompt:
@@ -168,14 +189,20 @@ class PromptMaker:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    def _conversation(self, turns: tuple[Turn, ...], space: bytes, context_tokens: int) -> Prompt:
-        assert self._template is not None
+    def _conversation(self, asked: Conversation, space: bytes, context_tokens: int) -> Prompt:
+        assert self.template is not None
         try:
-            rendered = self._template.render(
-                [{"role": turn.role, "content": turn.text} for turn in turns]
+            rendered = self.template.render(
+                asked.messages,
+                tools=asked.tools,
+                add_generation_prompt=asked.adds_prompt and not asked.continues,
+                **asked.variables,
             )
         except TemplateError as error:
             raise invalid(f"messages: {error}", "messages") from error
+        turns = asked.turns
+        if asked.continues:
+            rendered = _up_to_last(rendered, turns[-1].text)
         known = self._memory.recall(space, turns, rendered)
         if known is not None and rendered.startswith(self._breaks, known.chars):
             rest = self._encode(
@@ -210,6 +237,21 @@ class PromptMaker:
             return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
         except TextError as error:
             raise invalid(f"{param}: {error}", param) from error
+
+
+def _up_to_last(rendered: str, text: str) -> str:
+    """Return a rendered conversation up to the end of its last message's text.
+
+    Raises:
+        ApiError: The template does not show that text as it is.
+    """
+    at = rendered.rfind(text.strip())
+    if at < 0:
+        raise invalid(
+            "continue_final_message: the chat template changes the last message",
+            "continue_final_message",
+        )
+    return rendered[: at + len(text.strip())]
 
 
 def _space(digest: str, model: str, salt: str | None) -> bytes:

@@ -42,6 +42,7 @@ class ChatTemplate:
     Attributes:
         names: Its templates; most models have `default` alone, some `tool_use` beside it.
         variables: What its templates read, such as `tools` or `enable_thinking`.
+        source: Their sources, one after the other.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class ChatTemplate:
                 ) from error
         self.names = tuple(self._compiled)
         self.variables = frozenset(variables)
+        self.source = "\n".join(templates.values())
 
     @classmethod
     def load(

@@ -46,13 +46,16 @@ class Constraint:
         return Constraint(self._matcher.deep_copy(), self._vocab_size)
 
     def allowed(self) -> torch.Tensor | None:
-        """Return which tokens may come next, bool `[vocab]`; None where the grammar failed."""
+        """Return which tokens may come next, bool `[vocab]`.
+
+        None where the grammar failed, or where only tokens could come that the model does not have.
+        """
         bits = self._matcher.compute_bitmask()
         if self._matcher.is_error():
             return None
         words = np.frombuffer(bits, dtype=np.uint8)
-        mask = np.unpackbits(words, count=self._vocab_size, bitorder="little")
-        return torch.from_numpy(mask.view(np.bool_))
+        mask = np.unpackbits(words, count=self._vocab_size, bitorder="little").view(np.bool_)
+        return torch.from_numpy(mask) if mask.any() else None
 
     def take(self, tokens: Sequence[int]) -> None:
         """Learn which tokens have come.
@@ -119,7 +122,7 @@ class GrammarCompiler:
             raise _bad(matcher.get_error())
         constraint = Constraint(matcher, self._vocab_size)
         if constraint.allowed() is None:
-            raise _bad(matcher.get_error())
+            raise _bad(matcher.get_error() or "the model has no token to begin it with")
         return constraint
 
 

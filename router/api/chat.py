@@ -1,16 +1,13 @@
-"""`/v1/chat/completions`: the body, and the shape of answers and stream events.
+"""`/v1/chat/completions`: the body.
 
-Covers schemas and shaping. Does not cover templates (`pie.router.prompt`) or who generates
-(`pie.router.dispatch`).
+Covers its schema. Does not cover answers (`pie.router.api.chat_answers`), templates
+(`pie.router.prompt`) or who generates (`pie.router.dispatch`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-import msgspec
-from msgspec import UNSET, UnsetType
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -24,12 +21,12 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from pie.router.api.body import INT64_MAX, BodyLimits, GenerationBody
-from pie.router.api.usage import Usage, finish_text
-from pie.router.mailbox import Piece
-from pie.wire.messages import PositionLogprobs, TokenLogprob
+from pie.router.api.tools import MAX_CALLS, MAX_TOOLS, NamedTool, PastCall, Tool, ToolChoice
+from pie.router.errors import shown
 
 MAX_MESSAGES = 16_384
 MAX_PARTS = 16_384
+_OUR_VARIABLES = ("messages", "tools", "add_generation_prompt", "continue_final_message", "self")
 
 
 class TextPart(BaseModel):
@@ -51,27 +48,57 @@ class ChatMessage(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True, extra="allow")
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[
-        Annotated[str, Tag("~text")]
-        | Annotated[list[TextPart], Field(fail_fast=True, max_length=MAX_PARTS), Tag("~parts")],
-        Discriminator(_content_kind),
-    ]
-    name: str | None = Field(default=None, description="Not used.")
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: (
+        Annotated[
+            Annotated[str, Tag("~text")]
+            | Annotated[list[TextPart], Field(fail_fast=True, max_length=MAX_PARTS), Tag("~parts")],
+            Discriminator(_content_kind),
+        ]
+        | None
+    ) = Field(default=None, description="May be left out where there are `tool_calls`.")
+    name: str | None = Field(default=None, description="Of a tool; not used otherwise.")
+    tool_calls: Annotated[list[PastCall], Field(fail_fast=True, max_length=MAX_CALLS)] | None = (
+        Field(default=None, description="Of an assistant: what it called.")
+    )
+    tool_call_id: str | None = Field(
+        default=None, description="Of a tool: the call that this is the result of."
+    )
+    reasoning_content: str | None = Field(
+        default=None, description="Of an assistant: what it thought, for templates that read it."
+    )
 
-    @field_validator("role", mode="before")
-    @classmethod
-    def _role_of_no_tool(cls, value: object) -> object:
-        if value in ("tool", "function"):
-            raise PydanticCustomError("tool_role", "messages of tools are not supported")
-        return value
+    @model_validator(mode="after")
+    def _parts_of_its_role(self) -> Self:
+        if self.content is None and not self.tool_calls:
+            raise PydanticCustomError("missing", "is required", {"field": "content"})
+        for field in ("tool_calls", "reasoning_content"):
+            if getattr(self, field) and self.role != "assistant":
+                raise PydanticCustomError("wrong_role", "only of an assistant", {"field": field})
+        return self
 
     @property
     def text(self) -> str:
         """The content as one string."""
+        if self.content is None:
+            return ""
         if isinstance(self.content, str):
             return self.content
         return "".join(part.text for part in self.content)
+
+    def plain(self) -> dict[str, object]:
+        """Return it as templates read it."""
+        plain: dict[str, object] = {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": self.text,
+        }
+        if self.tool_calls:
+            plain["tool_calls"] = [call.plain() for call in self.tool_calls]
+        if self.reasoning_content:
+            plain["reasoning_content"] = self.reasoning_content
+        if self.role == "tool":
+            plain |= {"name": self.name, "tool_call_id": self.tool_call_id}
+        return plain
 
 
 class ChatBody(GenerationBody):
@@ -89,6 +116,69 @@ class ChatBody(GenerationBody):
     top_logprobs: int | None = Field(
         default=None, ge=0, description="Likeliest tokens to report at each position."
     )
+
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = Field(
+        default=None, description="Functions that the model may call."
+    )
+    tool_choice: ToolChoice | None = Field(
+        default=None, description="Whether it may, must not or must, or which one it must call."
+    )
+    parallel_tool_calls: bool | None = Field(
+        default=None, description="Whether there may be several calls: true is the default."
+    )
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        default=None, description="What else the chat template reads, such as `enable_thinking`."
+    )
+    add_generation_prompt: bool | None = Field(
+        default=None, description="Whether the prompt ends with the beginning of an answer."
+    )
+    continue_final_message: bool | None = Field(
+        default=None, description="Go on with the last message, an assistant's, as it stands."
+    )
+    separate_reasoning: bool | None = Field(
+        default=None, description="Answer reasoning apart from content: true is the default."
+    )
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _kwargs_are_no_arguments(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        for name in value or ():
+            if name in _OUR_VARIABLES or not name.isidentifier():
+                raise PydanticCustomError(
+                    "bad_kwarg", "{name} cannot be set here", {"name": repr(shown(name))}
+                )
+        return value
+
+    @model_validator(mode="after")
+    def _choice_among_the_tools(self) -> Self:
+        choice, tools = self.tool_choice, self.tools or []
+        if choice not in (None, "none", "auto") and not tools:
+            raise PydanticCustomError("tool_choice", "tool_choice: only allowed where tools are")
+        if isinstance(choice, NamedTool) and not any(
+            tool.function.name == choice.function.name for tool in tools
+        ):
+            raise PydanticCustomError(
+                "tool_choice",
+                "tool_choice: {name} is none of the tools",
+                {"name": repr(shown(choice.function.name))},
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _final_message_to_continue(self) -> Self:
+        if not self.continue_final_message:
+            return self
+        if self.add_generation_prompt:
+            raise PydanticCustomError(
+                "continue_final_message",
+                "continue_final_message: not together with add_generation_prompt",
+            )
+        if self.messages[-1].role != "assistant" or not self.messages[-1].text:
+            raise PydanticCustomError(
+                "continue_final_message",
+                "continue_final_message: only where the last message is an assistant's text",
+            )
+        return self
 
     @field_validator("top_logprobs")
     @classmethod
@@ -119,163 +209,3 @@ class ChatBody(GenerationBody):
     def logprobs_wanted(self) -> int | None:
         """Likeliest tokens to report at each position; None where none is asked for."""
         return (self.top_logprobs or 0) if self.logprobs else None
-
-
-class TopLogprob(msgspec.Struct):
-    """One of the likeliest tokens at a position."""
-
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class ChatTokenLogprob(msgspec.Struct):
-    """The token drawn at a position."""
-
-    token: str
-    logprob: float
-    bytes: list[int]
-    top_logprobs: list[TopLogprob]
-
-
-class ChatLogprobs(msgspec.Struct):
-    """Log-probabilities of the tokens of an answer, or of a part of it."""
-
-    content: list[ChatTokenLogprob]
-    refusal: None = None
-
-
-class AnswerMessage(msgspec.Struct):
-    """The model's message."""
-
-    content: str
-    role: Literal["assistant"] = "assistant"
-    refusal: None = None
-
-
-class ChatChoice(msgspec.Struct):
-    """One answer."""
-
-    index: int
-    message: AnswerMessage
-    finish_reason: Literal["stop", "length"]
-    logprobs: ChatLogprobs | None = None
-
-
-class ChatCompletion(msgspec.Struct):
-    """Answer of `/v1/chat/completions` without `stream`."""
-
-    id: str
-    created: int
-    model: str
-    choices: list[ChatChoice]
-    usage: Usage
-    object: Literal["chat.completion"] = "chat.completion"
-    system_fingerprint: str | None = None
-
-
-class ChatDelta(msgspec.Struct):
-    """What an event adds to a message."""
-
-    role: Literal["assistant"] | UnsetType = UNSET
-    content: str | UnsetType = UNSET
-
-
-class ChatChunkChoice(msgspec.Struct):
-    """What an event adds to a choice."""
-
-    index: int
-    delta: ChatDelta
-    logprobs: ChatLogprobs | None = None
-    finish_reason: Literal["stop", "length"] | None = None
-
-
-class ChatChunk(msgspec.Struct):
-    """One event of a chat stream."""
-
-    id: str
-    created: int
-    model: str
-    choices: list[ChatChunkChoice]
-    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-    system_fingerprint: str | None = None
-    usage: Usage | UnsetType | None = UNSET
-
-
-LOWEST_LOGPROB = -9999.0
-"""What stands for minus infinity, which JSON cannot spell."""
-
-
-def chat_logprobs(positions: Sequence[PositionLogprobs]) -> ChatLogprobs:
-    """Return log-probabilities in the shape of chat answers."""
-    return ChatLogprobs(
-        [
-            ChatTokenLogprob(
-                *_spelled(position.chosen),
-                top_logprobs=[TopLogprob(*_spelled(top)) for top in position.top],
-            )
-            for position in positions
-        ]
-    )
-
-
-def _spelled(token: TokenLogprob) -> tuple[str, float, list[int]]:
-    """Return a token as text, log-probability and bytes."""
-    text = token.token.decode("utf-8", errors="replace")
-    return text, max(token.logprob, LOWEST_LOGPROB), list(token.token)
-
-
-class ChatShaper:
-    """Shapes the pieces of one request."""
-
-    content_field = "messages"
-
-    def __init__(self, request_id: str, created_s: int, model: str, *, usage_events: bool) -> None:
-        self._id = f"chatcmpl-{request_id}"
-        self._created_s = created_s
-        self._model = model
-        self._no_usage: UnsetType | None = None if usage_events else UNSET
-
-    def answer(self, pieces: Sequence[Piece], counts: Usage) -> ChatCompletion:
-        """Return the whole answer."""
-        return ChatCompletion(
-            self._id,
-            self._created_s,
-            self._model,
-            [
-                ChatChoice(
-                    piece.index,
-                    AnswerMessage(piece.text),
-                    finish_text(piece.finish) or "stop",
-                    chat_logprobs(piece.logprobs) if piece.logprobs else None,
-                )
-                for piece in pieces
-            ],
-            counts,
-        )
-
-    def opening(self, choices: int) -> list[ChatChunk]:
-        """Return the events that say who speaks."""
-        return [
-            self._chunk(ChatChunkChoice(index, ChatDelta("assistant", "")))
-            for index in range(choices)
-        ]
-
-    def event(self, piece: Piece) -> ChatChunk:
-        """Return the event for what a sequence made."""
-        text = piece.text
-        return self._chunk(
-            ChatChunkChoice(
-                piece.index,
-                ChatDelta(content=text) if text or not piece.finish else ChatDelta(),
-                chat_logprobs(piece.logprobs) if piece.logprobs else None,
-                finish_text(piece.finish),
-            )
-        )
-
-    def closing(self, counts: Usage) -> ChatChunk:
-        """Return the event that has the usage."""
-        return ChatChunk(self._id, self._created_s, self._model, [], usage=counts)
-
-    def _chunk(self, choice: ChatChunkChoice) -> ChatChunk:
-        return ChatChunk(self._id, self._created_s, self._model, [choice], usage=self._no_usage)

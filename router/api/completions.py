@@ -24,7 +24,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from pie.router.api.body import BodyLimits, GenerationBody
-from pie.router.api.chat import LOWEST_LOGPROB
+from pie.router.api.chat_answers import LOWEST_LOGPROB
 from pie.router.api.usage import Usage, finish_text
 from pie.router.mailbox import Piece
 from pie.wire.messages import PositionLogprobs
@@ -199,8 +199,6 @@ def _spelled(token: bytes) -> str:
 
 class CompletionShaper:
     """Shapes the pieces of one request."""
-
-    content_field = "prompt"
 
     def __init__(self, request_id: str, created_s: int, model: str, *, usage_events: bool) -> None:
         self._id = f"cmpl-{request_id}"

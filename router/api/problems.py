@@ -18,7 +18,7 @@ from pie.router.errors import invalid
 _MOST_TOLD = 10
 """Problems that one answer names."""
 
-_OF_SEVERAL_FIELDS = ("stream_options", "best_of")
+_OF_SEVERAL_FIELDS = ("stream_options", "best_of", "tool_choice", "continue_final_message")
 """Mistakes that lie in how fields go together, named like the field that they are told of."""
 
 
@@ -78,7 +78,11 @@ def _problem(item: ErrorDetails) -> Problem:
         message = "is required"
     elif kind == "too_long":
         message = f"at most {item['ctx']['max_length']:,} items"
-    param = field_path(item["loc"])
+    loc = item["loc"]
+    if (field := item.get("ctx", {}).get("field")) is not None:
+        # What a rule for several fields says of one of them.
+        loc = (*loc, field)
+    param = field_path(loc)
     if kind in _OF_SEVERAL_FIELDS:
         param = kind
     elif param is not None:

@@ -50,8 +50,8 @@ class Shaper(Protocol):
         """Return the events before the first text."""
         ...
 
-    def event(self, piece: Piece) -> msgspec.Struct:
-        """Return the event for what a sequence made."""
+    def event(self, piece: Piece) -> msgspec.Struct | None:
+        """Return the event for what a sequence made; None where there is none yet."""
         ...
 
     def closing(self, counts: Usage) -> msgspec.Struct:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import openai
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field
 
 pytestmark = [pytest.mark.live, pytest.mark.xdist_group("cluster"), pytest.mark.timeout(400)]
 
@@ -16,13 +16,22 @@ ASK: Any = [{"role": "user", "content": "Name a city of Norway and how many peop
 
 
 class City(BaseModel):
-    name: str
+    model_config = ConfigDict(extra="forbid")
+
+    name: Annotated[str, Field(max_length=16)]
     country: Literal["Norway", "Sweden"]
-    inhabitants: int
+    inhabitants: Annotated[int, Field(ge=0, le=9_999_999)]
 
 
 def arguments(**more: Any) -> dict[str, Any]:
-    return {"model": "smollm2", "messages": ASK, "max_tokens": 150, "seed": 3, **more}
+    return {
+        "model": "smollm2",
+        "messages": ASK,
+        "max_tokens": 250,
+        "seed": 3,
+        "temperature": 0.4,
+        **more,
+    }
 
 
 def test_the_clients_own_parse_gets_its_model(client: Any) -> None:
@@ -44,7 +53,7 @@ def test_choices_and_streams_match_too(client: Any) -> None:
 
 def test_a_json_object_is_one(client: Any) -> None:
     answer = client.chat.completions.create(
-        **arguments(response_format={"type": "json_object"}, temperature=0)
+        **arguments(response_format={"type": "json_object"}, max_tokens=60)
     )
     if answer.choices[0].finish_reason == "stop":
         assert isinstance(json.loads(answer.choices[0].message.content), dict)
@@ -74,6 +83,12 @@ def test_a_wrong_schema_is_a_400_that_names_its_field(client: Any) -> None:
         client.chat.completions.create(**arguments(response_format=bad))
     assert caught.value.param == "response_format"
     assert "cow" in caught.value.message
+
+
+def test_a_call_that_must_be_made_needs_a_template_with_tools(client: Any) -> None:
+    tool: Any = {"type": "function", "function": {"name": "weather"}}
+    with pytest.raises(openai.BadRequestError, match="takes no tools"):
+        client.chat.completions.create(**arguments(tools=[tool], tool_choice="required"))
 
 
 def test_min_tokens_and_the_repetition_penalty_are_kept_to(client: Any) -> None:

@@ -17,6 +17,7 @@ from pie.index.settings import IndexSettings
 from pie.policies.routing import RoutingPolicy
 from pie.router.service import RouterService
 from pie.router.settings import RouterSettings
+from pie.tokens.tokenizer import Tokenizer
 from tests.support.chat_folder import write_chat_folder
 from tests.support.mock_worker import MockSpec, MockWorker
 from tests.support.redis_server import index_settings, redis_server, redis_url
@@ -95,6 +96,10 @@ class Cluster:
         client = AsyncOpenAI(base_url=f"{service.url}/v1", **(values | options))
         self._clients.append(client)
         return client
+
+    def tokenizer(self, mock: MockWorker) -> Tokenizer:
+        """Return the tokenizer that a mock has."""
+        return Tokenizer.load(Path(mock.spec.tokenizer))
 
     async def close(self) -> None:
         """Stop everything."""

@@ -50,7 +50,7 @@ def refused(**fields: object) -> ApiError:
     [
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "wizard", "content": "a"}]}, "messages[0].role"),
-        ({"messages": [*HELLO, {"role": "tool", "content": "a"}]}, "messages[1].role"),
+        ({"messages": [*HELLO, {"role": "function", "content": "a"}]}, "messages[1].role"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
         (
@@ -59,7 +59,7 @@ def refused(**fields: object) -> ApiError:
         ),
         (
             {"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]},
-            "messages[0].tool_calls",
+            "messages[0].tool_calls[0].id",
         ),
         ({"messages": "hello"}, "messages"),
         ({"model": 3}, "model"),
@@ -89,7 +89,12 @@ def refused(**fields: object) -> ApiError:
         ({"top_logprobs": 3}, None),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
-        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"messages": [{"role": "assistant"}]}, "messages[0].content"),
+        (
+            {"messages": [{"role": "user", "content": "a", "reasoning_content": "b"}]},
+            "messages[0].reasoning_content",
+        ),
         ({"response_format": {"type": "yaml"}}, "response_format"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         ({"response_format": {"type": "json_object", "more": 1}}, "response_format.more"),

@@ -37,7 +37,7 @@ def refused(kind: type[GenerationBody], data: bytes) -> ApiError:
             {"messages": [{"role": "user", "content": [{}] * MANY}] * 9},
             "messages[0].content[0].type",
         ),
-        (ChatBody, {"messages": [{"role": "tool", "content": ""}] * MANY}, "messages[0].role"),
+        (ChatBody, {"messages": [{"role": "function", "content": ""}] * MANY}, "messages[0].role"),
         (ChatBody, {"stop": [0] * MANY}, "stop[0]"),
         (ChatBody, {"stop_token_ids": ["0"] * MANY}, "stop_token_ids[0]"),
         (ChatBody, {"logit_bias": {str(token): "" for token in range(MANY)}}, "logit_bias"),

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pie.router.memory import AnswerMemory, Turn
-from pie.router.prompt import Prompt, PromptMaker
+from pie.router.prompt import Conversation, Prompt, PromptMaker
 from pie.tokens.detokenizer import Detokenizer
 from pie.tokens.template import ChatTemplate
 from pie.tokens.tokenizer import Tokenizer
@@ -50,8 +50,9 @@ class Talk:
         self._bytes = {maker.tokenizer.token_bytes(id_): id_ for id_ in ids}
 
     async def prompt(self, model: str = "m", salt: str | None = None) -> Prompt:
+        messages = [{"role": turn.role, "content": turn.text} for turn in self.turns]
         return await self.maker.conversation(
-            self.turns, model=model, salt=salt, context_tokens=ROOM
+            Conversation(messages, self.turns), model=model, salt=salt, context_tokens=ROOM
         )
 
     async def answer(self, text: str, model: str = "m", salt: str | None = None) -> array[int]:

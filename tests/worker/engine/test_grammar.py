@@ -5,15 +5,21 @@ from __future__ import annotations
 import json
 import re
 from array import array
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pie.router.api.tools import Tool
+from pie.router.reading import AnswerReader, CallArguments, CallBegun, Content
+from pie.router.tool_formats import FORMATS, MISTRAL, ToolFormat, calling_grammar
 from pie.tokens.tokenizer import Tokenizer
 from pie.wire.errors import RefusedError
 from pie.wire.messages import FinishReason, Generate, Grammar, GrammarKind, RefusalCode, Sampling
 from pie.worker.commands import Submit
 from pie.worker.grammar import GrammarCompiler, GrammarFailedError
+from tests.support.chat_folder import write_chat_folder
+from tests.worker.engine import toys
 from tests.worker.engine.driver import EOS, EPOCH, ROUTER, Answer, Driver
 from tests.worker.engine.toys import VOCAB, ToyRunner
 
@@ -167,3 +173,87 @@ def test_an_answer_that_left_its_grammar_fails_and_others_go_on(
     bad = ask(driver, compiler, SCHEMA, output=(9, 9))
     assert bad.refused is not None
     assert ask(driver, compiler, SCHEMA).finish_reason is FinishReason.STOP
+
+
+TOOLS = [
+    Tool.model_validate({"type": "function", "function": {"name": name, "parameters": schema}})
+    for name, schema in (
+        (
+            "weather",
+            {
+                "type": "object",
+                "properties": {"city": {"$ref": "#/$defs/city"}, "days": {"enum": [1, 2, 3]}},
+                "required": ["city", "days"],
+                "additionalProperties": False,
+                "$defs": {"city": {"enum": ["Oslo", "Bergen"]}},
+            },
+        ),
+        ("clock", {"type": "object", "properties": {}, "additionalProperties": False}),
+    )
+]
+
+
+@pytest.mark.parametrize("format_", FORMATS.values(), ids=FORMATS)
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_an_answer_that_must_call_is_read_as_a_call(
+    tokenizer: Tokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+    format_: ToolFormat,
+    several: bool,
+    seed: int,
+) -> None:
+    monkeypatch.setattr(toys, "VOCAB", 256)
+    driver = Driver(ToyRunner(256, PAGE), tokenizer, pages=256, page_tokens=PAGE)
+    compiler = GrammarCompiler(tokenizer, vocab_size=256, eos_token_ids=(EOS,))
+    grammar = calling_grammar(format_, TOOLS, several=several, begin_id=None)
+    answer = ask(
+        driver,
+        compiler,
+        grammar,
+        max_tokens=700,
+        sampling=Sampling(temperature=4.0, seed=seed),
+    )
+    reader = AnswerReader(format_)
+    parts = [*reader.push(answer.text), *reader.end()]
+    names = [part.name for part in parts if isinstance(part, CallBegun)]
+    assert names
+    assert several or len(names) == 1
+    assert set(names) <= {"weather", "clock"}
+    assert not any(isinstance(part, Content) for part in parts)
+    for index, name in enumerate(names):
+        found = json.loads(
+            "".join(
+                part.text
+                for part in parts
+                if isinstance(part, CallArguments) and part.index == index
+            )
+            or "{}"
+        )
+        if name == "weather" and index < len(names) - 1:
+            assert found["city"] in ("Oslo", "Bergen")
+
+
+def test_a_grammar_that_the_model_cannot_spell_fails_alone(
+    driver: Driver, compiler: GrammarCompiler
+) -> None:
+    # The toy model has no token for a blank.
+    other = driver.submit(PROMPT, 30)
+    bad = ask(driver, compiler, Grammar(GrammarKind.REGEX, "ab c"))
+    assert bad.finish_reason is FinishReason.FAILED
+    assert other.finish_reason is not FinishReason.FAILED
+    with pytest.raises(RefusedError, match="no token to begin"):
+        compiler.compile(Grammar(GrammarKind.REGEX, " a"))
+
+
+def test_a_call_may_begin_with_a_special_token(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(write_chat_folder(tmp_path))
+    special = tokenizer.token_id("<|im_start|>")
+    assert special is not None
+    compiler = GrammarCompiler(
+        tokenizer, vocab_size=tokenizer.vocab_size, eos_token_ids=tokenizer.eos_token_ids
+    )
+    constraint = compiler.compile(calling_grammar(MISTRAL, TOOLS, several=True, begin_id=special))
+    allowed = constraint.allowed()
+    assert allowed is not None
+    assert allowed.nonzero().flatten().tolist() == [special]
