@@ -255,13 +255,8 @@ class RouterApp:
                 grammar_param=grammar_param,
                 shows_special=shows_special,
                 shows_stop=bool(body.include_stop_str_in_output),
-<<<<<<< HEAD
-                param=shaper.content_field,
-                session=body.session,
-=======
                 param=param,
-                session=body.session_id,
->>>>>>> f85d3ea (Tools and reasoning in chats, read from the models' own formats)
+                session=body.session,
                 only_place=place,
                 arrived_s=arrived_s,
             )
