@@ -247,7 +247,7 @@ def test_a_grammar_that_the_model_cannot_spell_fails_alone(
 
 
 def test_a_call_may_begin_with_a_special_token(tmp_path: Path) -> None:
-    tokenizer = Tokenizer.load(write_chat_folder(tmp_path))
+    tokenizer = Tokenizer.load(write_chat_folder(tmp_path / "chat"))
     special = tokenizer.token_id("<|im_start|>")
     assert special is not None
     compiler = GrammarCompiler(
