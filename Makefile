@@ -4,12 +4,14 @@
 #   TORCH_INDEX=URL     where else to look for torch. On Linux, PyPI's build is for CUDA and takes several
 #                       GB; a machine without a GPU wants https://download.pytorch.org/whl/cpu
 #   PEERS=FOLDER        where `make bench-peers` installs other engines (3.5 GB)
+#   TRACE=FILE          a trace in Mooncake's format for `make bench-policies`
 #   ARGS="…"            passed on to `pie`, pytest or the benchmarks
 
 PYTHON ?= python3
 TORCH_INDEX ?=
 ARGS ?=
 JOBS ?= 2
+TRACE ?=
 PEERS ?= $(HOME)/.cache/pie/peers
 
 VENV := .venv
@@ -25,7 +27,7 @@ FOLDERS := $(sort $(notdir $(wildcard typings/pie/*)))
 STAMP := $(VENV)/.installed-$(subst $() ,-,$(FOLDERS))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve demo check test soak bench bench-inferlets bench-peers format constraints clean
+.PHONY: help setup serve demo check test soak bench bench-inferlets bench-peers format constraints clean bench-policies
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -55,6 +57,8 @@ bench: $(STAMP)  ## Run the benchmarks
 
 bench-inferlets: $(STAMP)  ## Measure what inferlets cost and what eviction gives
 	$(BIN)/python -m benchmarks inferlets $(ARGS)
+bench-policies: $(STAMP)  ## Hit rates of policies (TRACE=FILE: a trace in Mooncake's format)
+	PIE_TRACE=$(TRACE) $(BIN)/python -m benchmarks policies
 
 bench-peers: $(STAMP)  ## Compare with other engines, installed in PEERS
 	$(BIN)/python -m benchmarks.peers --venv $(PEERS) $(ARGS)

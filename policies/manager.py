@@ -8,6 +8,9 @@ What a policy cannot break: a pinned page never leaves, a page that is not held 
 enough pages are found whenever enough are unpinned. A policy that raises, whatever it
 is (`pie.policies.containing`), or proposes too little is logged, counted, and helped out by `lru`,
 which is told of every event for that purpose.
+
+Built-in policies share the manager's table of pages and are told of rows; a user's policy has the
+contract of `pie.policies.retention` and is told of pages.
 """
 
 from __future__ import annotations
@@ -19,8 +22,10 @@ from pie.page.events import Part
 from pie.page.key import PageKey
 from pie.policies.containing import is_own
 from pie.policies.lru import LruRetention
+from pie.policies.page_rows import PageRows
+from pie.policies.queued import QueuedRetention
 from pie.policies.retention import PageView, RetentionPolicy
-from pie.policies.victims import HeldPage, Holdings, ManagerCounts, VictimChoice
+from pie.policies.victims import HeldPage, ManagerCounts, VictimChoice
 
 log = logging.getLogger("pie.policies.manager")
 
@@ -36,23 +41,19 @@ class RetentionManager:
 
     Args:
         policy: Who proposes victims; `lru` where None.
-        fallback: Who answers where `policy` fails; a fresh `lru` where None.
         name: What log lines call this manager, such as `device` or `pool ram`.
     """
 
-    def __init__(
-        self,
-        policy: RetentionPolicy | None = None,
-        fallback: RetentionPolicy | None = None,
-        *,
-        name: str = "tier",
-    ) -> None:
-        self._policy: RetentionPolicy = policy if policy is not None else LruRetention()
-        self._fallback: RetentionPolicy | None = fallback
-        if fallback is None and type(self._policy) is not LruRetention:
-            self._fallback = LruRetention()
+    def __init__(self, policy: RetentionPolicy | None = None, *, name: str = "tier") -> None:
+        self._rows = PageRows()
+        self._users: RetentionPolicy | None = None
+        if isinstance(policy, QueuedRetention) and _is_builtin(policy):
+            self._builtin: QueuedRetention = policy
+        else:
+            self._users = policy
+            self._builtin = LruRetention()
+        self._builtin.share(self._rows)
         self._name = name
-        self._held = Holdings()
         self._used_bytes = 0
         self._pinned_bytes = 0
         self.counts = ManagerCounts()
@@ -68,75 +69,73 @@ class RetentionManager:
         return self._pinned_bytes
 
     def __len__(self) -> int:
-        return len(self._held.sizes)
+        return len(self._rows)
 
-    def __contains__(self, page: object) -> bool:
-        return page in self._held.sizes
+    def __contains__(self, page: HeldPage) -> bool:
+        return self._rows.find(*page) >= 0
 
     def pins(self, key: PageKey, part: Part) -> int:
         """Return how many pins keep a page where it is; 0 where it is not held."""
-        return self._held.pins.get((key, part), 0)
+        row = self._rows.find(key, part)
+        return self._rows.pins[row] if row >= 0 else 0
 
     def stored(self, page: PageView, now_s: float) -> None:
         """Learn that `page` is held from now on; one that is held already was just used."""
-        at = (page.key, page.part)
-        if at in self._held.sizes:
+        if self._rows.find(page.key, page.part) >= 0:
             self.hit(page.key, page.part, now_s)
             return
-        self._held.sizes[at] = page.bytes
-        self._held.parents[at] = (PageKey(page.parent), page.part)
         self._used_bytes += page.bytes
-        if self._fallback is not None:
-            self._fallback.stored(page, now_s)
-        try:
-            self._policy.stored(page, now_s)
-        except BaseException as error:
-            if not is_own(error):
-                raise
-            self._failed("stored", error)
+        self._builtin.row_stored(self._rows.add(page))
+        if self._users is not None:
+            try:
+                self._users.stored(page, now_s)
+            except BaseException as error:
+                if not is_own(error):
+                    raise
+                self._failed("stored", error)
 
     def hit(self, key: PageKey, part: Part, now_s: float) -> None:
         """Learn that a held page was used."""
-        if (key, part) not in self._held.sizes:
+        row = self._rows.find(key, part)
+        if row < 0:
             return
-        if self._fallback is not None:
-            self._fallback.hit(key, part, now_s)
-        try:
-            self._policy.hit(key, part, now_s)
-        except BaseException as error:
-            if not is_own(error):
-                raise
-            self._failed("hit", error)
+        self._builtin.row_hit(row)
+        if self._users is not None:
+            try:
+                self._users.hit(key, part, now_s)
+            except BaseException as error:
+                if not is_own(error):
+                    raise
+                self._failed("hit", error)
 
     def removed(self, key: PageKey, part: Part) -> None:
         """Learn that a page is no longer held; its pins, if it had any, are gone with it."""
-        at = (key, part)
-        size = self._held.sizes.pop(at, None)
-        if size is None:
+        row = self._rows.find(key, part)
+        if row < 0:
             return
-        del self._held.parents[at]
+        size = self._rows.sizes[row]
         self._used_bytes -= size
-        if self._held.pins.pop(at, 0):
+        if self._rows.pins[row]:
             self._pinned_bytes -= size
-        if self._fallback is not None:
-            self._fallback.removed(key, part)
-        try:
-            self._policy.removed(key, part)
-        except BaseException as error:
-            if not is_own(error):
-                raise
-            self._failed("removed", error)
+        self._builtin.row_removed(row, key, part, self._rows.remove(row))
+        if self._users is not None:
+            try:
+                self._users.removed(key, part)
+            except BaseException as error:
+                if not is_own(error):
+                    raise
+                self._failed("removed", error)
 
     def pin(self, key: PageKey, part: Part) -> bool:
         """Keep a page where it is until `unpin`; pins count. Says whether it is held at all."""
-        at = (key, part)
-        size = self._held.sizes.get(at)
-        if size is None:
+        row = self._rows.find(key, part)
+        if row < 0:
             return False
-        pins = self._held.pins.get(at, 0)
-        self._held.pins[at] = pins + 1
-        if not pins:
-            self._pinned_bytes += size
+        pins = self._rows.pins
+        pins[row] += 1
+        if pins[row] == 1:
+            self._pinned_bytes += self._rows.sizes[row]
+            self._builtin.row_pinned(row)
         return True
 
     def unpin(self, key: PageKey, part: Part) -> None:
@@ -145,56 +144,55 @@ class RetentionManager:
         Raises:
             ValueError: The page has no pin: pins and unpins of its owner do not match.
         """
-        at = (key, part)
-        pins = self._held.pins.get(at, 0)
-        if not pins:
+        row, pins = self._rows.find(key, part), self._rows.pins
+        if row < 0 or not pins[row]:
             raise ValueError(f"{self._name}: unpin of a page that has no pin: {key.hex()} {part!r}")
-        if pins > 1:
-            self._held.pins[at] = pins - 1
-            return
-        del self._held.pins[at]
-        self._pinned_bytes -= self._held.sizes[at]
+        pins[row] -= 1
+        if not pins[row]:
+            self._pinned_bytes -= self._rows.sizes[row]
+            self._builtin.row_unpinned(row)
 
     def victims(self, bytes_needed: int, now_s: float) -> list[HeldPage]:
         """Return pages to remove, in that order, of `bytes_needed` bytes or more together.
 
         Fewer bytes come back only where all unpinned pages are not enough; then it is all of them.
-        Nothing is removed: the caller removes them and calls `removed`. Once a policy has proposed
-        a pinned page, the pages before it in its sequence leave after all others, because it is of
-        no use without them.
+        Nothing is removed: the caller removes them and calls `removed`. The pages before a pinned
+        one in its sequence leave after all others, because it is of no use without them.
         """
         if bytes_needed <= 0:
             return []
-        choice = VictimChoice(self._held, self.counts, bytes_needed)
+        choice = VictimChoice(self._rows, self.counts, bytes_needed)
+        if self._users is not None:
+            self._ask(self._users, choice, now_s)
+            unpinned_bytes = self._used_bytes - self._pinned_bytes
+            if choice.missing_bytes > 0 and choice.seen_bytes < unpinned_bytes:
+                self.counts.fallbacks += 1
+        if choice.missing_bytes > 0:
+            choice.consider_rows(self._builtin.row_victims())
+        if choice.missing_bytes > 0:
+            choice.consider_last()
+        self.counts.victims += len(choice.rows)
+        rows = self._rows
+        return [(rows.keys[row], rows.part(row)) for row in choice.rows]
+
+    def check(self) -> None:
+        """Assert that the manager agrees with itself; slow, for tests."""
+        rows = self._rows
+        rows.check()
+        self._builtin.check()
+        assert self._used_bytes == sum(rows.sizes[row] for row in rows)
+        assert self._pinned_bytes == sum(rows.sizes[row] for row in rows if rows.pins[row])
+        assert all(rows.pins[row] >= 0 for row in rows)
+
+    def _ask(self, policy: RetentionPolicy, choice: VictimChoice, now_s: float) -> None:
         # A policy may propose without end: one for each page and some nonsense is all it gets.
-        limit = len(self._held.sizes) + _NONSENSE_LIMIT
+        limit = len(self._rows) + _NONSENSE_LIMIT
         try:
-            choice.consider(islice(self._policy.victims(bytes_needed, now_s), limit))
+            choice.consider(islice(policy.victims(choice.missing_bytes, now_s), limit))
         except BaseException as error:
             if not is_own(error):
                 raise
             self._failed("victims", error)
-        if choice.missing_bytes > 0 and self._fallback is not None and choice.unseen:
-            self.counts.fallbacks += 1
-            unseen = (
-                page
-                for page in self._fallback.victims(bytes_needed, now_s)
-                if not choice.seen(page)
-            )
-            choice.consider(unseen)
-        if choice.missing_bytes > 0:
-            choice.consider_last()
-        self.counts.victims += len(choice.pages)
-        return choice.pages
-
-    def check(self) -> None:
-        """Assert that the manager agrees with itself; slow, for tests."""
-        held = self._held
-        assert self._used_bytes == sum(held.sizes.values())
-        assert self._pinned_bytes == sum(held.sizes[page] for page in held.pins)
-        assert held.parents.keys() == held.sizes.keys()
-        assert held.pins.keys() <= held.sizes.keys()
-        assert all(pins > 0 for pins in held.pins.values())
 
     def _failed(self, call: str, error: BaseException) -> None:
         """Count and log what a policy raised."""
@@ -204,8 +202,13 @@ class RetentionManager:
             log.error(
                 "%s: the retention policy %s raised in %s (%d failures so far); `lru` decides",
                 self._name,
-                type(self._policy).__name__,
+                type(self._users).__name__,
                 call,
                 self.counts.failures,
                 exc_info=error,
             )
+
+
+def _is_builtin(policy: QueuedRetention) -> bool:
+    """Say whether a policy is trusted with rows: a user's class may have it as its base."""
+    return type(policy).__module__.startswith("pie.policies.")

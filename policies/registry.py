@@ -18,8 +18,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 
+from pie.policies.adaptive import AdaptiveRetention
+from pie.policies.arc import ArcRetention
 from pie.policies.containing import is_own
 from pie.policies.errors import PolicyError
+from pie.policies.frequency import CostRetention, LfuRetention
 from pie.policies.lru import LruRetention
 from pie.policies.retention import RetentionPolicy
 from pie.policies.routing import RoutingPolicy
@@ -27,6 +30,7 @@ from pie.policies.routing_affinity import ConsistentHashRouting, PrefixAffinityR
 from pie.policies.routing_cost import CostRouting
 from pie.policies.routing_plain import LeastLoadedRouting, PowerOfTwoRouting, RoundRobinRouting
 from pie.policies.routing_weighted import WeightedRouting
+from pie.policies.s3_fifo import S3FifoRetention
 
 
 class PolicyKind(enum.StrEnum):
@@ -37,7 +41,14 @@ class PolicyKind(enum.StrEnum):
 
 
 BUILTIN: Mapping[PolicyKind, Mapping[str, type[RetentionPolicy] | type[RoutingPolicy]]] = {
-    PolicyKind.RETENTION: {"lru": LruRetention},
+    PolicyKind.RETENTION: {
+        "lru": LruRetention,
+        "lfu": LfuRetention,
+        "s3-fifo": S3FifoRetention,
+        "arc": ArcRetention,
+        "cost": CostRetention,
+        "adaptive": AdaptiveRetention,
+    },
     PolicyKind.ROUTING: {
         "cost": CostRouting,
         "round-robin": RoundRobinRouting,

@@ -1,32 +1,21 @@
 """One answer of the retention manager in the making.
 
-Covers which proposals are taken, refused and put off. Does not cover who proposes
-(`pie.policies.manager`).
+Covers which proposals are taken and refused, and what leaves where they are not enough. Does not
+cover who proposes (`pie.policies.manager`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from itertools import chain
-from typing import cast
+import heapq
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from pie.page.events import Part
 from pie.page.key import PageKey
+from pie.policies.page_rows import NO_ROW, PageRows, Row
 
 HeldPage = tuple[PageKey, Part]
 """A part of a page, as managers and policies name it."""
-
-
-@dataclass(slots=True)
-class Holdings:
-    """The pages of a tier: their sizes, the pages before them, and how often they are pinned."""
-
-    sizes: dict[HeldPage, int] = field(default_factory=dict)
-    parents: dict[HeldPage, HeldPage] = field(default_factory=dict)
-    """For every held page the one before it, held or not."""
-    pins: dict[HeldPage, int] = field(default_factory=dict)
-    """Only pages that have a pin."""
 
 
 @dataclass(slots=True)
@@ -48,64 +37,95 @@ class ManagerCounts:
 class VictimChoice:
     """Takes proposals until they free enough."""
 
-    def __init__(self, held: Holdings, counts: ManagerCounts, bytes_needed: int) -> None:
-        self._held = held
+    def __init__(self, rows: PageRows, counts: ManagerCounts, bytes_needed: int) -> None:
+        self._rows = rows
         self._counts = counts
-        self._seen: set[HeldPage] = set()
-        self._before_pinned: set[HeldPage] = set()
-        self._deferred: list[HeldPage] = []
-        self._last = False
+        self._seen: set[Row] = set()
+        self._before_pinned: set[Row] = set()
+        self._deferred: list[Row] = []
         self.missing_bytes = bytes_needed
-        self.pages: list[HeldPage] = []
-
-    @property
-    def unseen(self) -> bool:
-        """Whether there are unpinned pages that nobody has proposed yet."""
-        pins, seen = self._held.pins, self._seen
-        return any(page not in seen and page not in pins for page in self._held.sizes)
-
-    def seen(self, page: HeldPage) -> bool:
-        """Whether a page was proposed already."""
-        return page in self._seen
+        self.seen_bytes = 0
+        """Bytes of the pages without a pin that a policy has proposed."""
+        self.rows: list[Row] = []
 
     def consider(self, proposals: Iterable[object]) -> None:
-        """Take proposals in order until there is enough."""
+        """Take a policy's proposals, pages as it names them, in order until there is enough."""
         for proposal in proposals:
-            self._consider(proposal)
-            if self.missing_bytes <= 0:
-                return
+            row = self._find(proposal)
+            if row < 0 or row in self._seen:
+                self._counts.refused_unknown += 1
+            else:
+                self._consider(row)
+                if self.missing_bytes <= 0:
+                    return
+
+    def consider_rows(self, proposals: Iterator[Row]) -> None:
+        """Take rows of pages that can leave, in order until there is enough; those seen are passed."""
+        sizes, seen, taken = self._rows.sizes, self._seen, self.rows
+        missing = self.missing_bytes
+        if not seen:
+            for row in proposals:
+                taken.append(row)
+                missing -= sizes[row]
+                if missing <= 0:
+                    break
+            self.missing_bytes = missing
+            seen.update(taken)
+            return
+        for row in proposals:
+            if row not in seen:
+                self._consider(row)
+                if self.missing_bytes <= 0:
+                    return
 
     def consider_last(self) -> None:
-        """Take what was put off, and then whatever is held."""
-        self._last = True
-        self._seen.difference_update(self._deferred)
-        rest = (page for page in self._held.sizes if page not in self._seen)
-        self.consider(chain(self._deferred, rest))
+        """Take what was put off, and then whatever is not pinned, children before parents."""
+        taken, rows = set(self.rows), self._rows
+        left = {row: 0 for row in rows if row not in taken and not rows.pins[row]}
+        for row in left:
+            parent = rows.parent(row)
+            if parent in left:
+                left[parent] += 1
+        first = {row: place for place, row in enumerate(self._deferred)}
+        bare = [(first.get(row, len(left)), row) for row, children in left.items() if not children]
+        heapq.heapify(bare)
+        while self.missing_bytes > 0 and left:
+            # A page can be its own forerunner in what a broken caller tells: then any one is taken.
+            row = heapq.heappop(bare)[1] if bare else next(iter(left))
+            if left.pop(row, None) is None:
+                continue
+            self.rows.append(row)
+            self.missing_bytes -= rows.sizes[row]
+            parent = rows.parent(row)
+            if parent in left:
+                left[parent] -= 1
+                if not left[parent]:
+                    heapq.heappush(bare, (first.get(parent, len(left)), parent))
 
-    def _consider(self, proposal: object) -> None:
-        page = cast("HeldPage", proposal)
-        try:
-            size = self._held.sizes.get(page)
-        except TypeError:  # unhashable
-            size = None
-        if size is None or page in self._seen:
-            self._counts.refused_unknown += 1
-            return
-        page = (page[0], Part(page[1]))
-        self._seen.add(page)
-        if page in self._held.pins:
+    def _find(self, proposal: object) -> Row:
+        if not isinstance(proposal, tuple) or len(proposal) != 2:
+            return NO_ROW
+        key, part = proposal
+        if not isinstance(key, bytes) or not isinstance(part, int):
+            return NO_ROW
+        return self._rows.find(key, part)
+
+    def _consider(self, row: Row) -> None:
+        self._seen.add(row)
+        if self._rows.pins[row]:
             self._counts.refused_pinned += 1
-            self._put_off_before(page)
-        elif page in self._before_pinned and not self._last:
-            self._deferred.append(page)
+            self._put_off_before(row)
+            return
+        self.seen_bytes += self._rows.sizes[row]
+        if row in self._before_pinned:
+            self._deferred.append(row)
         else:
-            self.pages.append(page)
-            self.missing_bytes -= size
+            self.rows.append(row)
+            self.missing_bytes -= self._rows.sizes[row]
 
-    def _put_off_before(self, page: HeldPage) -> None:
+    def _put_off_before(self, row: Row) -> None:
         """Remember the held pages before a pinned one, as far back as they are not known."""
-        parents = self._held.parents
-        page = parents[page]
-        while page in parents and page not in self._before_pinned:
-            self._before_pinned.add(page)
-            page = parents[page]
+        row = self._rows.parent(row)
+        while row >= 0 and row not in self._before_pinned:
+            self._before_pinned.add(row)
+            row = self._rows.parent(row)

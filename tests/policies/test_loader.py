@@ -166,7 +166,7 @@ def test_wrong_options_are_told_with_their_place() -> None:
         ("worker: {retention: [lru]}", "must be a policy's name"),
         ("worker: {retention: {keep: 3}}", "1:21: worker.retention: `policy` is missing"),
         ("worker: {retention: {policy: [a]}}", "1:30: worker.retention.policy: must be"),
-        ("worker: {retention: cost}", "'cost' is a routing policy, not a retention policy"),
+        ("cluster: {routing: lfu}", "'lfu' is a retention policy, not a routing policy"),
         ("worker: {retention: ''}", "there is no retention policy ''"),
         ("worker: {retention: 'a b:C'}", "is not written as `module:Class`"),
         ("worker: {retention: 'a:b:c'}", "is not written as `module:Class`"),
