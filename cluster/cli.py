@@ -22,6 +22,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from pie.cluster import policy_command
 from pie.cluster.config import Key, LoadedConfig, load_config, masked
 from pie.cluster.errors import NotRunningError
 from pie.cluster.pages import pages_app
@@ -39,6 +40,8 @@ app = typer.Typer(
 config_app = typer.Typer(help="Look at the configuration.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 app.add_typer(pages_app, name="pages")
+policy_app = typer.Typer(help="Look at policy files.", no_args_is_help=True)
+app.add_typer(policy_app, name="policy")
 
 _WATCH_S = 1.0
 
@@ -233,6 +236,28 @@ def config_show(config: ConfigFile = None) -> None:
 def config_reference() -> None:
     """Print the reference of every setting, as Markdown."""
     sys.stdout.write(reference_page())
+
+
+@policy_app.command("check")
+def policy_check(
+    file: Annotated[Path, typer.Argument(help="Policy file (YAML).")],
+) -> None:
+    """Say that a policy file is acceptable, or all that is wrong with it, and then end with 2."""
+    with sentences():
+        _say(policy_command.summary(file))
+
+
+@policy_app.command("show")
+def policy_show(config: ConfigFile = None) -> None:
+    """Print the policies that the configuration names."""
+    with sentences():
+        _say(policy_command.in_force(_load(config).config.policies.file))
+
+
+@policy_app.command("schema")
+def policy_schema() -> None:
+    """Print the JSON Schema of policy files, for editors."""
+    _say(policy_command.schema())
 
 
 def _load(config: Path | None, flags: dict[Key, tuple[str, object]] | None = None) -> LoadedConfig:

@@ -109,6 +109,9 @@ class AdaptiveRetention(QueuedRetention):
         return ranked
 
     def _put_in(self, row: Row) -> None:
+        if self._bands[row]:
+            super()._put_in(row)
+            return
         queue = self.queue_of[row]
         if self.stamps[row] < self._began[queue % _EPOCHS]:
             # It was no leaf when its epoch's queues were used anew.

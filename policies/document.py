@@ -41,6 +41,8 @@ class Value:
     """The value as Python has it: mappings as dicts, sequences as lists, None where empty."""
     entries: list[Entry] | None = None
     """A mapping's entries, else None."""
+    items: list[Value] | None = None
+    """A sequence's values, else None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,7 @@ def _value(node: yaml.Node, path: str, problems: list[Problem]) -> Value:
             _value(item, f"{path}[{position}]", problems)
             for position, item in enumerate(node.value)
         ]
-        return Value(line, column, [item.plain for item in items])
+        return Value(line, column, [item.plain for item in items], items=items)
     try:
         plain = yaml.SafeLoader("").construct_object(node, deep=True)
     except (yaml.YAMLError, ValueError) as error:

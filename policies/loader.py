@@ -2,6 +2,10 @@
 
     worker:
       retention: lru
+      rules:
+        - match: {tier: disk}
+          action: ttl
+          after: 1d
     cluster:
       routing:
         policy: cost
@@ -9,7 +13,7 @@
 
 Covers what the file may say; a bad one never takes effect, and all that is wrong with it is
 reported at once. Does not cover YAML itself (`pie.policies.document`) or what policies there are
-(`pie.policies.registry`).
+(`pie.policies.registry`) and what rules may say (`pie.policies.rule_loader`).
 """
 
 from __future__ import annotations
@@ -22,7 +26,10 @@ from pie.policies.errors import PolicyFileError, Problem
 from pie.policies.options import check_options
 from pie.policies.policy_set import PolicySet, PolicySpec
 from pie.policies.registry import DEFAULT, PolicyKind, UnknownPolicyError, did_you_mean, resolve
+from pie.policies.rule_loader import read_rules
+from pie.policies.rules import Rule
 
+_RULES = "rules"
 _HALVES: Mapping[str, tuple[PolicyKind, ...]] = {
     "worker": (PolicyKind.RETENTION,),
     "cluster": (PolicyKind.ROUTING,),
@@ -60,6 +67,7 @@ def load_policies(text: str | bytes, *, name: str, folder: Path | None = None) -
     """
     problems: list[Problem] = []
     specs: dict[PolicyKind, PolicySpec] = {}
+    rules: tuple[Rule, ...] = ()
     root = parse_document(text, problems)
     for half in _mapping(root, "", "two halves, `worker` and `cluster`", problems):
         kinds = _HALVES.get(half.key)
@@ -68,10 +76,14 @@ def load_policies(text: str | bytes, *, name: str, folder: Path | None = None) -
             continue
         what = "kinds of policy, such as " + " and ".join(f"`{kind}`" for kind in kinds)
         for entry in _mapping(half.value, half.key, what, problems):
+            if (half.key, entry.key) == ("worker", _RULES):
+                rules = read_rules(entry.value, f"{half.key}.{_RULES}", problems)
+                continue
             if entry.key not in kinds:
                 elsewhere = [h for h, names in _HALVES.items() if entry.key in names]
                 hint = f"; it belongs under `{elsewhere[0]}`" if elsewhere else ""
-                problems.append(_unknown_key(entry, half.key, [str(k) for k in kinds], hint))
+                allowed = [*(str(k) for k in kinds), *([_RULES] if half.key == "worker" else [])]
+                problems.append(_unknown_key(entry, half.key, allowed, hint))
                 continue
             kind = PolicyKind(entry.key)
             spec = _spec(kind, entry.value, f"{half.key}.{kind}", folder, problems)
@@ -79,7 +91,8 @@ def load_policies(text: str | bytes, *, name: str, folder: Path | None = None) -
                 specs[kind] = spec
     if problems:
         raise PolicyFileError(name, sorted(problems, key=lambda p: (p.line, p.column)))
-    return PolicySet(**{str(kind): spec for kind, spec in specs.items()})
+    chosen = {str(kind): spec for kind, spec in specs.items()}
+    return PolicySet(**chosen, rules=rules)
 
 
 def _spec(

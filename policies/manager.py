@@ -4,6 +4,9 @@ Covers sizes, pins, and containing a policy; pure, for one tier at one place. Do
 order of victims (`pie.policies.lru` and other policies), what becomes of a proposal
 (`pie.policies.victims`) or the pages' bytes (`pie.pool`, `pie.worker`).
 
+Rules (`pie.policies.rules`) come before policies: what they want to leave first leaves before a
+policy is asked, and what they keep leaves after all else.
+
 What a policy cannot break: a pinned page never leaves, a page that is not held is not counted, and
 enough pages are found whenever enough are unpinned. A policy that raises, whatever it
 is (`pie.policies.containing`), or proposes too little is logged, counted, and helped out by `lru`,
@@ -16,15 +19,18 @@ contract of `pie.policies.retention` and is told of pages.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from itertools import islice
 
 from pie.page.events import Part
 from pie.page.key import PageKey
 from pie.policies.containing import is_own
 from pie.policies.lru import LruRetention
-from pie.policies.page_rows import PageRows
-from pie.policies.queued import QueuedRetention
+from pie.policies.page_rows import PageRows, Row
+from pie.policies.queued import Band, QueuedRetention
 from pie.policies.retention import PageView, RetentionPolicy
+from pie.policies.rule_book import RuleBook
+from pie.policies.rules import Rule, Ruled
 from pie.policies.victims import HeldPage, ManagerCounts, VictimChoice
 
 log = logging.getLogger("pie.policies.manager")
@@ -46,6 +52,9 @@ class RetentionManager:
 
     def __init__(self, policy: RetentionPolicy | None = None, *, name: str = "tier") -> None:
         self._rows = PageRows()
+        rules: Sequence[Rule] = ()
+        if isinstance(policy, Ruled):
+            rules, policy = policy.rules, policy.policy
         self._users: RetentionPolicy | None = None
         if isinstance(policy, QueuedRetention) and _is_builtin(policy):
             self._builtin: QueuedRetention = policy
@@ -53,6 +62,7 @@ class RetentionManager:
             self._users = policy
             self._builtin = LruRetention()
         self._builtin.share(self._rows)
+        self._book = RuleBook(rules, self._rows, self._builtin) if rules else None
         self._name = name
         self._used_bytes = 0
         self._pinned_bytes = 0
@@ -85,7 +95,10 @@ class RetentionManager:
             self.hit(page.key, page.part, now_s)
             return
         self._used_bytes += page.bytes
-        self._builtin.row_stored(self._rows.add(page))
+        row = self._rows.add(page)
+        self._builtin.row_stored(row)
+        if self._book is not None:
+            self._book.stored(row, page, now_s)
         if self._users is not None:
             try:
                 self._users.stored(page, now_s)
@@ -100,6 +113,8 @@ class RetentionManager:
         if row < 0:
             return
         self._builtin.row_hit(row)
+        if self._book is not None:
+            self._book.hit(row, now_s)
         if self._users is not None:
             try:
                 self._users.hit(key, part, now_s)
@@ -117,6 +132,8 @@ class RetentionManager:
         self._used_bytes -= size
         if self._rows.pins[row]:
             self._pinned_bytes -= size
+        if self._book is not None:
+            self._book.removed(row)
         self._builtin.row_removed(row, key, part, self._rows.remove(row))
         if self._users is not None:
             try:
@@ -161,9 +178,13 @@ class RetentionManager:
         """
         if bytes_needed <= 0:
             return []
-        choice = VictimChoice(self._rows, self.counts, bytes_needed)
+        choice = VictimChoice(self._rows, self.counts, bytes_needed, self._is_kept)
+        if self._book is not None:
+            self._book.settle(now_s)
         if self._users is not None:
-            self._ask(self._users, choice, now_s)
+            choice.consider_rows(self._builtin.first_victims())
+            if choice.missing_bytes > 0:
+                self._ask(self._users, choice, now_s)
             unpinned_bytes = self._used_bytes - self._pinned_bytes
             if choice.missing_bytes > 0 and choice.seen_bytes < unpinned_bytes:
                 self.counts.fallbacks += 1
@@ -180,9 +201,14 @@ class RetentionManager:
         rows = self._rows
         rows.check()
         self._builtin.check()
+        if self._book is not None:
+            self._book.check()
         assert self._used_bytes == sum(rows.sizes[row] for row in rows)
         assert self._pinned_bytes == sum(rows.sizes[row] for row in rows if rows.pins[row])
         assert all(rows.pins[row] >= 0 for row in rows)
+
+    def _is_kept(self, row: Row) -> bool:
+        return self._builtin.band_of(row) is Band.LAST
 
     def _ask(self, policy: RetentionPolicy, choice: VictimChoice, now_s: float) -> None:
         # A policy may propose without end: one for each page and some nonsense is all it gets.

@@ -53,6 +53,15 @@ def check_options(
     return values, []
 
 
+def options_schema(policy: type[object]) -> dict[str, object]:
+    """Return the JSON Schema of a policy's options."""
+    schema = _options_model(policy)[0].model_json_schema(by_alias=True)
+    schema.pop("title", None)
+    for option in schema.get("properties", {}).values():
+        option.pop("title", None)
+    return schema
+
+
 def _given(checked: BaseModel) -> list[str]:
     """Return the names of the options that were set."""
     fields = type(checked).model_fields
@@ -66,7 +75,7 @@ def _options_model(policy: type[object]) -> tuple[type[BaseModel], bool]:
     except (TypeError, ValueError):
         parameters = []
     try:
-        hints = typing.get_type_hints(policy.__init__)
+        hints = typing.get_type_hints(policy.__init__, include_extras=True)
     except (NameError, TypeError, AttributeError):  # names that exist for a type checker alone
         hints = {}
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)

@@ -13,6 +13,7 @@ from typing import cast
 from pie.policies.registry import DEFAULT, PolicyKind, resolve
 from pie.policies.retention import RetentionPolicy
 from pie.policies.routing import RoutingPolicy
+from pie.policies.rules import Rule, Ruled
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +41,13 @@ class PolicySet:
 
     retention: PolicySpec = field(default_factory=lambda: default_spec(PolicyKind.RETENTION))
     routing: PolicySpec = field(default_factory=lambda: default_spec(PolicyKind.ROUTING))
+    rules: tuple[Rule, ...] = ()
+    """What comes before the retention policy, the first rule that fits a page for it."""
 
     def new_retention(self) -> RetentionPolicy:
         """Return a new retention policy; every tier of every place has its own."""
-        return cast(RetentionPolicy, self.retention.build())
+        policy = cast(RetentionPolicy, self.retention.build())
+        return Ruled(policy, self.rules) if self.rules else policy
 
     def new_routing(self) -> RoutingPolicy:
         """Return a new routing policy; every router has its own."""

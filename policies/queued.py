@@ -14,6 +14,7 @@ event costs O(1), or O(log n) for such a page, and a proposed page the same.
 
 from __future__ import annotations
 
+import enum
 import heapq
 import math
 from array import array
@@ -29,6 +30,17 @@ _ROW_MASK = (1 << _ROW_BITS) - 1
 STAY = -1
 """A page keeps its place."""
 _OUT, _LISTED, _HEAPED = 0, 1, 2
+_AT_ENDS = 1e18
+_RANKS = (0.0, -_AT_ENDS, _AT_ENDS)
+"""Ranks of bands: before and after those of a policy's queues."""
+
+
+class Band(enum.IntEnum):
+    """Where rules want a page: in the policy's order, or before or after all of it."""
+
+    ORDER = 0
+    FIRST = 1
+    LAST = 2
 
 
 class QueuedRetention:
@@ -45,6 +57,10 @@ class QueuedRetention:
         self.stamps = array("q")
         """When a page entered its queue, in ticks; unique."""
         self.queue_of = array("H")
+        """The queue that the policy has given each page; it stands there unless it has a band."""
+        self._bands = array("B")
+        self._bands_from = queues - 1
+        """A band's queue comes so many after its number: the policy's own come first."""
         self.counts = array("q", [0]) * queues
         """Pages that belong to each queue, leaves or not."""
         self.rank_of = array("d", [0.0]) * queues
@@ -52,9 +68,9 @@ class QueuedRetention:
         self._state = array("B")
         self._before = array("i")
         self._after = array("i")
-        self._heads = array("i", [NO_ROW]) * queues
-        self._tails = array("i", [NO_ROW]) * queues
-        self._heaps: list[list[int]] = [[] for _ in range(queues)]
+        self._heads = array("i", [NO_ROW]) * (queues + 2)
+        self._tails = array("i", [NO_ROW]) * (queues + 2)
+        self._heaps: list[list[int]] = [[] for _ in range(queues + 2)]
         self._version = 0
         self._is_shared = False
 
@@ -128,10 +144,12 @@ class QueuedRetention:
             self.stamps.frombytes(zeros * 8)
             self.queue_of.frombytes(zeros * 2)
             self._state.frombytes(zeros)
+            self._bands.frombytes(zeros)
             self._before.frombytes(zeros * 4)
             self._after.frombytes(zeros * 4)
             self.grow(len(self._state))
         self.stamps[row] = self.tick
+        self._bands[row] = Band.ORDER
         queue = self.place(row)
         self.queue_of[row] = queue
         self.counts[queue] += 1
@@ -177,13 +195,19 @@ class QueuedRetention:
         queues = self.order()
         version = self._version
         rows, stamps = self.rows, self.stamps
-        queue_of, rank_of = self.queue_of, self.rank_of
+        queue_of, rank_of, bands = self.queue_of, self.rank_of, self._bands
         children, pins = rows.children, rows.pins
         gone: dict[Row, int] = {}
         # Pages whose children have all been proposed here, by rank and stamp.
         bared: list[tuple[float, int, Row]] = []
-        for queue in (*queues, None):
-            rank = math.inf if queue is None else rank_of[queue]
+        first, last = self._bands_from + Band.FIRST, self._bands_from + Band.LAST
+        for queue in (first, *queues, last, None):
+            if queue is None:
+                rank = math.inf
+            elif queue <= self._bands_from:
+                rank = rank_of[queue]
+            else:
+                rank = _RANKS[queue - self._bands_from]
             standing = iter(()) if queue is None else self.standing(queue)
             row = next(standing, NO_ROW)
             while True:
@@ -200,7 +224,9 @@ class QueuedRetention:
                 if parent >= 0:
                     gone[parent] = gone.get(parent, 0) + 1
                     if gone[parent] == children[parent] and not pins[parent]:
-                        heapq.heappush(bared, (rank_of[queue_of[parent]], stamps[parent], parent))
+                        band = bands[parent]
+                        rank_there = _RANKS[band] if band else rank_of[queue_of[parent]]
+                        heapq.heappush(bared, (rank_there, stamps[parent], parent))
                 if row < 0:
                     row = next(standing, NO_ROW)
 
@@ -234,6 +260,30 @@ class QueuedRetention:
             if entry != last and state[heaped] == _HEAPED and self._is_heaped(entry, queue):
                 last = entry
                 yield heaped
+
+    def band_of(self, row: Row) -> Band:
+        """Return where rules want a page."""
+        return Band(self._bands[row])
+
+    def set_band(self, row: Row, band: Band) -> None:
+        """Let a page stand where rules want it."""
+        if self._bands[row] == band:
+            return
+        self._version += 1
+        is_leaf = self._state[row] != _OUT
+        if is_leaf:
+            self._take_out(row)
+        self._bands[row] = band
+        if is_leaf:
+            self._put_in(row)
+
+    def is_leaf(self, row: Row) -> bool:
+        """Say whether a page can leave: no page comes after it, and it has no pin."""
+        return self._state[row] != _OUT
+
+    def first_victims(self) -> Iterator[Row]:
+        """Propose what rules want to leave before all else."""
+        return self.standing(self._bands_from + Band.FIRST)
 
     def is_empty(self, queue: int) -> bool:
         """Say whether no leaf stands in a queue."""
@@ -273,13 +323,13 @@ class QueuedRetention:
                 self.stamps[row] for row in standing
             )
             assert sorted(standing) == [
-                row for row in held if self._state[row] and self.queue_of[row] == queue
+                row for row in held if self._state[row] and self._stands_in(row) == queue
             ]
             assert len(heap) <= 2 * len(held) + 64
 
     def _put_in(self, row: Row) -> None:
         """Let a leaf stand in its queue, by its stamp."""
-        queue, stamp = self.queue_of[row], self.stamps[row]
+        queue, stamp = self._stands_in(row), self.stamps[row]
         head, tail = self._heads[queue], self._tails[queue]
         self._state[row] = _LISTED
         if tail < 0:
@@ -297,7 +347,7 @@ class QueuedRetention:
             self._state[row] = _HEAPED
             heap = self._heaps[queue]
             heapq.heappush(heap, (stamp << _ROW_BITS) | row)
-            if len(heap) > 2 * self.counts[queue] + 64:
+            if len(heap) > 2 * len(self.rows) + 64:
                 # Stale entries stay a constant share. A sorted list is a heap.
                 heap[:] = sorted({e for e in heap if self._is_heaped(e, queue)})
 
@@ -306,7 +356,7 @@ class QueuedRetention:
         self._state[row] = _OUT
         if state == _HEAPED:
             return
-        queue, before, after = self.queue_of[row], self._before[row], self._after[row]
+        queue, before, after = self._stands_in(row), self._before[row], self._after[row]
         if before >= 0:
             self._after[before] = after
         else:
@@ -316,10 +366,14 @@ class QueuedRetention:
         else:
             self._tails[queue] = before
 
+    def _stands_in(self, row: int) -> int:
+        band = self._bands[row]
+        return self._bands_from + band if band else self.queue_of[row]
+
     def _is_heaped(self, entry: int, queue: int) -> bool:
         row = entry & _ROW_MASK
         return (
             self._state[row] == _HEAPED
-            and self.queue_of[row] == queue
+            and self._stands_in(row) == queue
             and self.stamps[row] == entry >> _ROW_BITS
         )

@@ -7,7 +7,7 @@ cover who proposes (`pie.policies.manager`).
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from pie.page.events import Part
@@ -37,10 +37,19 @@ class ManagerCounts:
 class VictimChoice:
     """Takes proposals until they free enough."""
 
-    def __init__(self, rows: PageRows, counts: ManagerCounts, bytes_needed: int) -> None:
+    def __init__(
+        self,
+        rows: PageRows,
+        counts: ManagerCounts,
+        bytes_needed: int,
+        is_kept: Callable[[Row], bool],
+    ) -> None:
         self._rows = rows
         self._counts = counts
+        self._is_kept = is_kept
         self._seen: set[Row] = set()
+        self._before_policy: set[Row] = set()
+        """Taken before a user's policy was asked, which cannot know it."""
         self._before_pinned: set[Row] = set()
         self._deferred: list[Row] = []
         self.missing_bytes = bytes_needed
@@ -52,6 +61,8 @@ class VictimChoice:
         """Take a policy's proposals, pages as it names them, in order until there is enough."""
         for proposal in proposals:
             row = self._find(proposal)
+            if row in self._before_policy:
+                continue
             if row < 0 or row in self._seen:
                 self._counts.refused_unknown += 1
             else:
@@ -69,8 +80,10 @@ class VictimChoice:
                 missing -= sizes[row]
                 if missing <= 0:
                     break
+            self.seen_bytes += self.missing_bytes - missing
             self.missing_bytes = missing
             seen.update(taken)
+            self._before_policy.update(taken)
             return
         for row in proposals:
             if row not in seen:
@@ -117,7 +130,7 @@ class VictimChoice:
             self._put_off_before(row)
             return
         self.seen_bytes += self._rows.sizes[row]
-        if row in self._before_pinned:
+        if row in self._before_pinned or self._is_kept(row):
             self._deferred.append(row)
         else:
             self.rows.append(row)

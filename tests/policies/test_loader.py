@@ -124,9 +124,9 @@ def test_every_problem_is_told_with_its_place() -> None:
     assert problems(text) == [
         (
             "2:3: worker: unknown key 'retension', did you mean 'retention'?; "
-            "allowed here: `retention`"
+            "allowed here: `retention`, `rules`"
         ),
-        "3:3: worker: unknown key 'routing'; it belongs under `cluster`; allowed here: `retention`",
+        "3:3: worker: unknown key 'routing'; it belongs under `cluster`; allowed here: `retention`, `rules`",
         "4:1: unknown key 'clustr', did you mean 'cluster'?; allowed here: `worker`, `cluster`",
         (
             "7:13: cluster.routing.policy: there is no routing policy 'cosst', did you mean 'cost'?; "

@@ -1,0 +1,56 @@
+"""`pie policy`: looking at policy files.
+
+Covers what a person is told of a file, of what is in force by it, and of its schema. Does not cover
+what a file may say (`pie.policies.loader`).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pie.cluster.errors import ConfigError
+from pie.policies.errors import PolicyFileError
+from pie.policies.loader import load_policy_file
+from pie.policies.policy_set import PolicySet
+from pie.policies.schema import policy_schema
+
+
+def checked(file: Path | None) -> PolicySet:
+    """Return the policies that a file names.
+
+    Raises:
+        ConfigError: The file is not acceptable; lists every problem.
+    """
+    try:
+        return load_policy_file(file)
+    except PolicyFileError as error:
+        raise ConfigError(str(error).splitlines()) from error
+
+
+def summary(file: Path) -> str:
+    """Return a line about a file that is acceptable, or raise as `checked` does."""
+    policies = checked(file)
+    rules = f"{len(policies.rules)} rule{'' if len(policies.rules) == 1 else 's'}"
+    return (
+        f"{file}: good; retention `{policies.retention.name}`, {rules}, "
+        f"routing `{policies.routing.name}`"
+    )
+
+
+def in_force(file: Path | None) -> str:
+    """Return lines about each policy and rule of a file, or of the built-ins where there is none."""
+    policies = checked(file)
+    lines = [f"from {file}" if file is not None else "no policy file: built-ins"]
+    for kind, spec in (("retention", policies.retention), ("routing", policies.routing)):
+        options = "".join(f", {name}: {value}" for name, value in spec.options.items())
+        lines.append(f"  {kind:<10}{spec.name}{options}")
+    for number, rule in enumerate(policies.rules):
+        options = "".join(f", {name}: {value}" for name, value in rule.options.items())
+        lines.append(f"  rule {number:<5}{rule.action_name}{options}; {rule.selector}")
+    return "\n".join(lines)
+
+
+def schema() -> str:
+    """Return the JSON Schema of policy files."""
+    return json.dumps(policy_schema(), indent=2)

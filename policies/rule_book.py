@@ -1,0 +1,169 @@
+"""Retention rules at work in one tier.
+
+Covers which rule each page falls under, times that run out and tenants over their quota: what of it
+bears on the order of victims is told to the queues as a band. Does not cover what rules may say
+(`pie.policies.rules`) or the order within a band (`pie.policies.queued`).
+"""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from collections.abc import Sequence
+from itertools import islice
+
+from pie.page.key import PageKey
+from pie.policies.page_rows import PageRows, Row
+from pie.policies.queued import Band, QueuedRetention
+from pie.policies.retention import PageView
+from pie.policies.rules import Pin, Quota, Rule, Ttl
+
+_NO_RULE = -1
+_MOST_TIMERS = 256
+"""Times looked at before victims are chosen, at most: a look takes about a microsecond."""
+_MOST_LOOKED_AT = 1024
+"""Pages of a tenant over its quota that are looked at for some that can leave."""
+
+
+class RuleBook:
+    """The rules of one tier. Not thread-safe; not told of pages that are not held."""
+
+    def __init__(self, rules: Sequence[Rule], rows: PageRows, queues: QueuedRetention) -> None:
+        self._rules = rules
+        self._rows = rows
+        self._queues = queues
+        self.matched = [0] * len(rules)
+        """Pages that fall under each rule now."""
+        self._rule_of = array("h")
+        self._hits = array("H")
+        self._used_s = array("d")
+        self._candidates: list[tuple[int, ...]] = []
+        """For each row the rules that it may fall under, once it has been used often enough."""
+        self._pinned_bytes = [0] * len(rules)
+        self._timers: list[tuple[float, Row, bytes]] = []
+        self._tenants: dict[tuple[int, str], dict[Row, None]] = {}
+        """Pages of each tenant under a quota, the one unused for longest in front."""
+        self._tenant_of: dict[Row, tuple[int, str]] = {}
+        self._tenant_bytes: dict[tuple[int, str], int] = {}
+
+    def stored(self, row: Row, page: PageView, now_s: float) -> None:
+        """Find the rule of a new page."""
+        missing = self._rows.capacity - len(self._rule_of)
+        if missing > 0:
+            self._rule_of.extend([_NO_RULE] * missing)
+            self._hits.extend([0] * missing)
+            self._used_s.extend([0.0] * missing)
+            self._candidates.extend([()] * missing)
+        self._hits[row] = 0
+        self._used_s[row] = now_s
+        rules = self._rules
+        matching = tuple(n for n, rule in enumerate(rules) if rule.selector.matches(page))
+        if any(rules[number].selector.hits for number in matching):
+            self._candidates[row] = matching
+        first = next((n for n in matching if not rules[n].selector.hits), _NO_RULE)
+        self._put_under(row, first, page.tenant_tag)
+
+    def hit(self, row: Row, now_s: float) -> None:
+        """Learn that a page was used."""
+        self._used_s[row] = now_s
+        tenant = self._tenant_of.get(row)
+        if tenant is not None:
+            pages = self._tenants[tenant]
+            del pages[row]
+            pages[row] = None
+        if self._queues.band_of(row) is Band.FIRST:
+            self._queues.set_band(row, Band.ORDER)
+        candidates = self._candidates[row]
+        if candidates:
+            hits = self._hits[row] = min(self._hits[row] + 1, 0xFFFF)
+            rules = self._rules
+            first = next((n for n in candidates if rules[n].selector.hits <= hits), _NO_RULE)
+            if first != self._rule_of[row]:
+                self._take_from(row)
+                self._put_under(row, first, tenant[1] if tenant else "")
+
+    def removed(self, row: Row) -> None:
+        """Learn that a page has left."""
+        self._take_from(row)
+        self._candidates[row] = ()
+
+    def settle(self, now_s: float) -> None:
+        """See to it that what should leave first stands in front, some of it at a time."""
+        timers, rows = self._timers, self._rows
+        for _ in range(_MOST_TIMERS):
+            if not timers or timers[0][0] > now_s:
+                break
+            _, row, key = heapq.heappop(timers)
+            rule = self._rule_of[row] if rows.keys[row] == key else _NO_RULE
+            action = self._rules[rule].action if rule != _NO_RULE else None
+            if not isinstance(action, Ttl):
+                continue
+            due_s = self._used_s[row] + action.after
+            if due_s > now_s:
+                heapq.heappush(timers, (due_s, row, key))
+            else:
+                self._queues.set_band(row, Band.FIRST)
+                # Used again before it leaves, it is due again.
+                heapq.heappush(timers, (now_s + action.after, row, key))
+        for tenant, used in self._tenant_bytes.items():
+            action = self._rules[tenant[0]].action
+            if isinstance(action, Quota) and used > action.max:
+                self._give_up(tenant, used - action.max)
+
+    def check(self) -> None:
+        """Assert that the book agrees with itself; slow, for tests."""
+        rows = self._rows
+        matched = [0] * len(self._rules)
+        for row in rows:
+            if self._rule_of[row] != _NO_RULE:
+                matched[self._rule_of[row]] += 1
+        assert matched == self.matched
+        for tenant, pages in self._tenants.items():
+            assert self._tenant_bytes[tenant] == sum(rows.sizes[row] for row in pages)
+            assert all(self._tenant_of[row] == tenant for row in pages)
+
+    def _put_under(self, row: Row, number: int, tenant_tag: str) -> None:
+        self._rule_of[row] = number
+        if number == _NO_RULE:
+            return
+        self.matched[number] += 1
+        action, size = self._rules[number].action, self._rows.sizes[row]
+        if isinstance(action, Pin):
+            if action.max is None or self._pinned_bytes[number] + size <= action.max:
+                self._pinned_bytes[number] += size
+                self._queues.set_band(row, Band.LAST)
+        elif isinstance(action, Ttl):
+            key: PageKey = self._rows.keys[row]
+            heapq.heappush(self._timers, (self._used_s[row] + action.after, row, key))
+        else:
+            tenant = self._tenant_of[row] = (number, tenant_tag)
+            self._tenants.setdefault(tenant, {})[row] = None
+            self._tenant_bytes[tenant] = self._tenant_bytes.get(tenant, 0) + size
+
+    def _take_from(self, row: Row) -> None:
+        number = self._rule_of[row]
+        self._rule_of[row] = _NO_RULE
+        if number == _NO_RULE:
+            return
+        self.matched[number] -= 1
+        size = self._rows.sizes[row]
+        if self._queues.band_of(row) is Band.LAST:
+            self._pinned_bytes[number] -= size
+        self._queues.set_band(row, Band.ORDER)
+        tenant = self._tenant_of.pop(row, None)
+        if tenant is not None:
+            del self._tenants[tenant][row]
+            self._tenant_bytes[tenant] -= size
+            if not self._tenants[tenant]:
+                del self._tenants[tenant], self._tenant_bytes[tenant]
+
+    def _give_up(self, tenant: tuple[int, str], excess_bytes: int) -> None:
+        """Put pages of a tenant in front that are together as large as what it has too much."""
+        queues = self._queues
+        for row in islice(self._tenants[tenant], _MOST_LOOKED_AT):
+            if excess_bytes <= 0:
+                return
+            if queues.band_of(row) is not Band.FIRST and queues.is_leaf(row):
+                queues.set_band(row, Band.FIRST)
+            if queues.band_of(row) is Band.FIRST:
+                excess_bytes -= self._rows.sizes[row]

@@ -1,0 +1,114 @@
+"""Retention rules as the policy file has them.
+
+    worker:
+      rules:
+        - match: {tenant: "8f2c*", tier: [host, disk]}
+          action: quota
+          max: 2GiB
+
+Covers what a rule may say, and rules that can never match. Does not cover the rest of the file
+(`pie.policies.loader`) or what rules do (`pie.policies.rules`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pie.policies.document import Entry, Value
+from pie.policies.errors import Problem
+from pie.policies.options import OptionProblem, check_options
+from pie.policies.registry import did_you_mean
+from pie.policies.rules import ACTIONS, Rule, Selector, first_covering
+
+MAX_RULES = 100
+"""A page is held against each of them once."""
+
+
+def read_rules(value: Value, path: str, problems: list[Problem]) -> tuple[Rule, ...]:
+    """Return the rules in a list; adds what is wrong with them to `problems`."""
+    if value.items is None:
+        if value.plain is not None:
+            message = "must be a list of rules, each with `match` and `action`"
+            problems.append(Problem(value.line, value.column, path, message))
+        return ()
+    if len(value.items) > MAX_RULES:
+        message = f"has {len(value.items)} rules; at most {MAX_RULES} are allowed"
+        problems.append(Problem(value.line, value.column, path, message))
+        return ()
+    rules: list[Rule] = []
+    lines: list[int] = []
+    for number, item in enumerate(value.items):
+        rule = _rule(item, f"{path}[{number}]", problems)
+        if rule is None:
+            continue
+        covering = first_covering(rules, rule.selector)
+        if covering is not None:
+            message = (
+                f"can never match: the rule in line {lines[covering]} takes all that it is about"
+            )
+            problems.append(Problem(item.line, item.column, f"{path}[{number}]", message))
+        rules.append(rule)
+        lines.append(item.line)
+    return tuple(rules)
+
+
+def _rule(item: Value, path: str, problems: list[Problem]) -> Rule | None:
+    if item.entries is None:
+        message = "must be a rule: `match`, `action`, and the action's options"
+        problems.append(Problem(item.line, item.column, path, message))
+        return None
+    before = len(problems)
+    entries = {entry.key: entry for entry in item.entries}
+    selector = _selector(entries.pop("match", None), path, problems)
+    named = entries.pop("action", None)
+    allowed = ", ".join(f"`{name}`" for name in ACTIONS)
+    if named is None:
+        message = f"`action` is missing; allowed are {allowed}"
+        problems.append(Problem(item.line, item.column, path, message))
+        return None
+    name = named.value.plain
+    if not isinstance(name, str) or name not in ACTIONS:
+        hint = did_you_mean(name, ACTIONS) if isinstance(name, str) else ""
+        message = f"there is no action {name!r}{hint}; allowed are {allowed}"
+        at = named.value
+        problems.append(Problem(at.line, at.column, f"{path}.action", message))
+        return None
+    values, wrong = _checked(ACTIONS[name], list(entries.values()))
+    _tell(wrong, list(entries.values()), named.value, path, problems)
+    if len(problems) > before or selector is None:
+        return None
+    return Rule(selector, name, ACTIONS[name](**values))  # type: ignore[arg-type]
+
+
+def _selector(match: Entry | None, path: str, problems: list[Problem]) -> Selector | None:
+    if match is None or match.value.plain is None:
+        return Selector()
+    value, path = match.value, f"{path}.match"
+    if value.entries is None:
+        message = "must hold what a page must be, such as `tenant: …`"
+        problems.append(Problem(value.line, value.column, path, message))
+        return None
+    values, wrong = _checked(Selector, value.entries)
+    _tell(wrong, value.entries, value, path, problems)
+    return None if wrong else Selector(**values)  # type: ignore[arg-type]
+
+
+def _checked(
+    kind: type[object], entries: Sequence[Entry]
+) -> tuple[dict[str, object], list[OptionProblem]]:
+    return check_options(kind, {entry.key: entry.value.plain for entry in entries})
+
+
+def _tell(
+    wrong: Sequence[OptionProblem],
+    entries: Sequence[Entry],
+    whole: Value,
+    path: str,
+    problems: list[Problem],
+) -> None:
+    at = {entry.key: entry for entry in entries}
+    for problem in wrong:
+        entry = at.get(problem.option)
+        line, column = (entry.line, entry.column) if entry else (whole.line, whole.column)
+        where = f"{path}.{problem.option}" if entry else path
+        problems.append(Problem(line, column, where, problem.message))

@@ -1,0 +1,200 @@
+"""Retention rules: which pages a rule is about, and what it says of them.
+
+Covers selectors and actions as the policy file has them. Does not cover reading the file
+(`pie.policies.loader`) or carrying rules out (`pie.policies.rule_book`).
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated, Literal, TypeVar, get_args
+
+from pydantic import BeforeValidator, WithJsonSchema
+
+from pie.page.events import Part, Tier
+from pie.page.key import PageKey
+from pie.policies.retention import PageView, RetentionPolicy
+from pie.policies.units import Bytes, Count, Seconds
+
+_KEY_BYTES = 32
+_T = TypeVar("_T")
+
+TierName = Literal["device", "host", "disk", "pool-ram", "pool-disk", "pool-object"]
+PartName = Literal["full", "window", "state"]
+
+
+def _listed(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+def _one_or_several(names: Iterable[str]) -> WithJsonSchema:
+    one = {"enum": list(names)}
+    return WithJsonSchema({"anyOf": [one, {"type": "array", "items": one}]})
+
+
+TierNames = Annotated[list[TierName], BeforeValidator(_listed), _one_or_several(get_args(TierName))]
+PartNames = Annotated[list[PartName], BeforeValidator(_listed), _one_or_several(get_args(PartName))]
+
+
+class Selector:
+    """Which pages a rule is about: those to which all of it applies.
+
+    Args:
+        tenant: The tag of a tenant's pages, or a pattern such as `8f*`; `""` is pages of no tenant.
+        tier: One tier, or several.
+        part: One part of pages, or several.
+        prefix: The key of a prefix's last page, in hexadecimal: that page, which no page before it
+            leaves ahead of.
+        hits: Pages used at least so often.
+    """
+
+    def __init__(
+        self,
+        *,
+        tenant: str | None = None,
+        tier: TierNames | None = None,
+        part: PartNames | None = None,
+        prefix: str | None = None,
+        hits: Count | None = None,
+    ) -> None:
+        self.tenant = tenant
+        self.tiers = _every(tier, {name.lower().replace("_", "-"): t for name, t in _TIERS.items()})
+        self.parts = _every(part, {name.lower(): p for name, p in Part.__members__.items()})
+        try:
+            self.prefix = None if prefix is None else PageKey(bytes.fromhex(prefix))
+        except ValueError:
+            raise ValueError("`prefix` must be a page's key in hexadecimal") from None
+        if self.prefix is not None and len(self.prefix) != _KEY_BYTES:
+            raise ValueError(f"`prefix` must be {2 * _KEY_BYTES} hexadecimal digits")
+        self.hits = hits or 0
+
+    def __str__(self) -> str:
+        said = [f"tenant is {self.tenant!r}"] if self.tenant is not None else []
+        for name, members in (("tier", self.tiers), ("part", self.parts)):
+            if members is not None:
+                names = sorted(member.name.lower().replace("_", "-") for member in members)
+                said.append(f"{name} is {' or '.join(names)}")
+        if self.prefix is not None:
+            said.append(f"the key is {self.prefix.hex()}")
+        if self.hits:
+            said.append(f"used {self.hits} times or more")
+        return ", ".join(said) or "any page"
+
+    def matches(self, page: PageView) -> bool:
+        """Say whether a page is meant, however often it was used."""
+        return (
+            (self.tenant is None or fnmatch.fnmatchcase(page.tenant_tag, self.tenant))
+            and (self.tiers is None or page.tier in self.tiers)
+            and (self.parts is None or page.part in self.parts)
+            and (self.prefix is None or page.key == self.prefix)
+        )
+
+    def covers(self, other: Selector) -> bool:
+        """Say whether all that `other` means is certainly meant here too."""
+        same_tenant = self.tenant in (None, "*") or (
+            other.tenant is not None
+            and (self.tenant == other.tenant or _is_pattern_of(self.tenant, other.tenant))
+        )
+        return (
+            same_tenant
+            and (self.tiers is None or (other.tiers is not None and other.tiers <= self.tiers))
+            and (self.parts is None or (other.parts is not None and other.parts <= self.parts))
+            and (self.prefix is None or self.prefix == other.prefix)
+            and self.hits <= other.hits
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """Pages that leave after all others.
+
+    Args:
+        max: Bytes in one tier that are kept so; what comes later is kept as any page. All where None.
+    """
+
+    max: Bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ttl:
+    """Pages that leave before all others once they have been unused for a time.
+
+    Args:
+        after: The time since the last use.
+    """
+
+    after: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """A tenant whose pages take too much of a tier gives before all others.
+
+    Args:
+        max: Bytes that the pages of each tenant may take of one tier.
+    """
+
+    max: Bytes
+
+
+Action = Pin | Ttl | Quota
+
+ACTIONS: Mapping[str, type[Action]] = {"pin": Pin, "ttl": Ttl, "quota": Quota}
+"""What a rule can say, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A selector and what is done with what it selects."""
+
+    selector: Selector
+    action_name: str
+    action: Action
+
+    @property
+    def options(self) -> Mapping[str, object]:
+        """What is set of the action's options."""
+        return {name: value for name, value in asdict(self.action).items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Ruled:
+    """A policy, and the rules that come before it once a manager has it."""
+
+    policy: RetentionPolicy
+    rules: tuple[Rule, ...]
+
+    def stored(self, page: PageView, now_s: float) -> None:
+        """Pass on to the policy."""
+        self.policy.stored(page, now_s)
+
+    def hit(self, key: PageKey, part: Part, now_s: float) -> None:
+        """Pass on to the policy."""
+        self.policy.hit(key, part, now_s)
+
+    def removed(self, key: PageKey, part: Part) -> None:
+        """Pass on to the policy."""
+        self.policy.removed(key, part)
+
+    def victims(self, bytes_needed: int, now_s: float) -> Iterable[tuple[PageKey, Part]]:
+        """Ask the policy alone."""
+        return self.policy.victims(bytes_needed, now_s)
+
+
+def first_covering(rules: Sequence[Rule], selector: Selector) -> int | None:
+    """Return the number of the first rule that leaves nothing to `selector`; None where none does."""
+    return next((n for n, rule in enumerate(rules) if rule.selector.covers(selector)), None)
+
+
+_TIERS = Tier.__members__
+
+
+def _every(names: Iterable[str] | None, members: Mapping[str, _T]) -> frozenset[_T] | None:
+    return None if names is None else frozenset(members[name] for name in names)
+
+
+def _is_pattern_of(pattern: str, text: str) -> bool:
+    """Say whether `pattern` matches all that the plain `text`, no pattern itself, matches."""
+    return not set("*?[") & set(text) and fnmatch.fnmatchcase(text, pattern)

@@ -1,0 +1,56 @@
+"""`pie policy`: what it says of policy files."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+from tests.support.serving import PIE, environment
+
+
+def pie(folder: Path, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*PIE, *arguments],
+        cwd=folder,
+        env=environment(folder, settings),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_policy_check_says_that_a_file_is_good(tmp_path: Path) -> None:
+    (tmp_path / "p.yaml").write_text(
+        "worker: {retention: adaptive, rules: [{action: ttl, after: 1d}]}"
+    )
+    done = pie(tmp_path, "policy", "check", "p.yaml")
+    assert done.returncode == 0
+    assert done.stdout == "p.yaml: good; retention `adaptive`, 1 rule, routing `cost`\n"
+
+
+def test_policy_check_tells_all_that_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / "p.yaml").write_text("worker:\n  retention: lruu\n  rules: [{action: tll}]\n")
+    done = pie(tmp_path, "policy", "check", "p.yaml")
+    assert done.returncode == 2
+    first, second = done.stderr.splitlines()
+    assert first.startswith("pie: p.yaml:2:14: worker.retention: there is no retention policy")
+    assert second.startswith("pie: p.yaml:3:20: worker.rules[0].action: there is no action 'tll'")
+
+
+def test_policy_show_says_what_the_configuration_names(tmp_path: Path) -> None:
+    (tmp_path / "p.yaml").write_text(
+        "worker: {rules: [{match: {tier: disk}, action: ttl, after: 1d}]}"
+    )
+    done = pie(tmp_path, "policy", "show", PIE_POLICIES__FILE="p.yaml")
+    assert done.stdout.splitlines()[1:] == [
+        "  retention lru",
+        "  routing   cost",
+        "  rule 0    ttl, after: 86400.0; tier is disk",
+    ]
+
+
+def test_policy_schema_is_json(tmp_path: Path) -> None:
+    schema = json.loads(pie(tmp_path, "policy", "schema").stdout)
+    assert set(schema["properties"]) == {"worker", "cluster"}
