@@ -75,8 +75,8 @@ def new_node(
         secret=secret,
         encryption_keys=encryption_keys,
         on_dead=on_dead,
-        retention=chosen.new_retention(),
-        disk_retention=chosen.new_retention(),
+        retention=chosen.new_retention_aside(),
+        disk_retention=chosen.new_retention_aside(),
     )
 
 

@@ -1,7 +1,8 @@
 """What can go wrong with policies.
 
     PolicyError
-    └── PolicyFileError   the policy file is not acceptable; lists every problem
+    ├── PolicyFileError      the policy file is not acceptable; lists every problem
+    └── PolicyStalledError   a user's policy has not answered in time
 
 A policy that raises or proposes nonsense while serving is no error: the manager contains it.
 """
@@ -29,6 +30,10 @@ class Problem:
 
 class PolicyError(Exception):
     """Anything that policies raise."""
+
+
+class PolicyStalledError(PolicyError):
+    """A user's policy has not answered in time; the built-in one answers instead."""
 
 
 class PolicyFileError(PolicyError):

@@ -24,6 +24,7 @@ from itertools import islice
 
 from pie.page.events import Part
 from pie.page.key import PageKey
+from pie.policies.aside import AsidePolicy
 from pie.policies.containing import is_own
 from pie.policies.lru import LruRetention
 from pie.policies.page_rows import PageRows, Row
@@ -67,6 +68,12 @@ class RetentionManager:
         self._used_bytes = 0
         self._pinned_bytes = 0
         self.counts = ManagerCounts()
+
+    @property
+    def policy_name(self) -> str:
+        """The class of the policy that is asked."""
+        policy = self._users or self._builtin
+        return type(policy.policy if isinstance(policy, AsidePolicy) else policy).__name__
 
     @property
     def used_bytes(self) -> int:
@@ -228,7 +235,7 @@ class RetentionManager:
             log.error(
                 "%s: the retention policy %s raised in %s (%d failures so far); `lru` decides",
                 self._name,
-                type(self._users).__name__,
+                self.policy_name,
                 call,
                 self.counts.failures,
                 exc_info=error,

@@ -13,20 +13,21 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from typing import NewType
+from typing import TypeAlias
 
 from pie.page.events import Part
 from pie.page.key import PageKey
 from pie.policies.retention import PageView
 
-Row = NewType("Row", int)
+Row: TypeAlias = int
 """The number of a held page, from 0; it is another page's once the page has left."""
 
-NO_ROW = Row(-1)
+NO_ROW: Row = -1
 
 _SPREAD = 0x9E3779B97F4A7C15
 """Keeps the parts of a page apart in the table (2^64 over the golden ratio)."""
 _NO_KEY = PageKey(b"")
+_PARTS = tuple(Part)
 _SHARDS = 1024
 """Tables that grow one at a time: one of a million rows would hold a step for 0.4 s."""
 _SHARD_BITS = 10
@@ -63,7 +64,7 @@ class PageRows:
 
     def __iter__(self) -> Iterator[Row]:
         keys = self.keys
-        return (Row(row) for row in range(len(keys)) if keys[row] is not _NO_KEY)
+        return (row for row in range(len(keys)) if keys[row] is not _NO_KEY)
 
     def find(self, key: object, part: int) -> Row:
         """Return a page's row, or `NO_ROW`."""
@@ -73,7 +74,7 @@ class PageRows:
         at = (mixed >> _SHARD_BITS) & mask
         while (row := slots[at]) >= 0:
             if keys[row] == key and self.parts[row] == part:
-                return Row(row)
+                return row
             at = (at + 1) & mask
         return NO_ROW
 
@@ -83,7 +84,7 @@ class PageRows:
 
     def part(self, row: Row) -> Part:
         """Return a page's part."""
-        return Part(self.parts[row])
+        return _PARTS[self.parts[row]]
 
     def add(self, page: PageView) -> Row:
         """Give a page that is not held a row."""
@@ -106,7 +107,7 @@ class PageRows:
             self.indexes[row] = page.index
             self.children[row] = children
         else:
-            row = Row(len(self.keys))
+            row = len(self.keys)
             self.keys.append(page.key)
             self.parents.append(before)
             self.parts.append(part)

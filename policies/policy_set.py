@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
-from pie.policies.registry import DEFAULT, PolicyKind, resolve
+from pie.policies.aside import AsidePolicy
+from pie.policies.registry import BUILTIN, DEFAULT, PolicyKind, resolve
 from pie.policies.retention import RetentionPolicy
 from pie.policies.routing import RoutingPolicy
 from pie.policies.rules import Rule, Ruled
@@ -47,6 +48,13 @@ class PolicySet:
     def new_retention(self) -> RetentionPolicy:
         """Return a new retention policy; every tier of every place has its own."""
         policy = cast(RetentionPolicy, self.retention.build())
+        return Ruled(policy, self.rules) if self.rules else policy
+
+    def new_retention_aside(self) -> RetentionPolicy:
+        """Return a new retention policy that a step may ask: a user's runs on a thread of its own."""
+        policy = cast(RetentionPolicy, self.retention.build())
+        if self.retention.factory not in BUILTIN[PolicyKind.RETENTION].values():
+            policy = AsidePolicy(policy)
         return Ruled(policy, self.rules) if self.rules else policy
 
     def new_routing(self) -> RoutingPolicy:

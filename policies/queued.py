@@ -236,10 +236,10 @@ class QueuedRetention:
         heap = self._heaps[queue]
         while heap and not self._is_heaped(heap[0], queue):
             heapq.heappop(heap)
-        row = Row(self._heads[queue])
+        row = self._heads[queue]
         if not heap:
             while row >= 0:
-                following = Row(after[row])
+                following = after[row]
                 yield row
                 row = following
             return
@@ -248,7 +248,7 @@ class QueuedRetention:
         last = -1
         while ahead or row >= 0:
             if row >= 0 and (not ahead or stamps[row] < ahead[0][0] >> _ROW_BITS):
-                following = Row(after[row])
+                following = after[row]
                 yield row
                 row = following
                 continue
@@ -256,7 +256,7 @@ class QueuedRetention:
             for below in (2 * at + 1, 2 * at + 2):
                 if below < len(heap):
                     heapq.heappush(ahead, (heap[below], below))
-            heaped = Row(entry & _ROW_MASK)
+            heaped = entry & _ROW_MASK
             if entry != last and state[heaped] == _HEAPED and self._is_heaped(entry, queue):
                 last = entry
                 yield heaped

@@ -238,7 +238,7 @@ class WorkerService:
             holdings.apply(changes, publisher)
 
         self._engine = make_engine(
-            assembly, self._settings, self._policies.new_retention, publish, debug=self._debug
+            assembly, self._settings, self._policies.new_retention_aside, publish, debug=self._debug
         )
 
         def take_report(report: StepReport) -> None:
@@ -285,7 +285,7 @@ class WorkerService:
             compression=settings.disk_compression,
             secret=self._secret,
             encryption_keys=self._encryption_keys,
-            retention=self._policies.new_retention,
+            retention=self._policies.new_retention_aside,
             index=index,
         )
         if tiers is not None:

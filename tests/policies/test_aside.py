@@ -1,0 +1,150 @@
+"""A user's policy on a thread of its own: asked by a deadline, contained, given up where it must be."""
+
+import gc
+import logging
+import threading
+from collections.abc import Iterable, Iterator
+
+import pytest
+
+from pie.page.events import Part
+from pie.page.key import PageKey
+from pie.policies import aside
+from pie.policies.aside import AsidePolicy
+from pie.policies.errors import PolicyStalledError
+from pie.policies.loader import load_policies
+from pie.policies.lru import LruRetention
+from pie.policies.manager import RetentionManager
+from pie.policies.retention import PageView
+from tests.policies.pages import key, number, view
+
+LONG_S = 60.0
+"""Long enough for a busy machine; no test waits for it."""
+
+
+class Newest:
+    """The page stored last leaves first. Waits at `gate` where that is closed."""
+
+    def __init__(self) -> None:
+        self.held: dict[tuple[PageKey, Part], None] = {}
+        self.gate = threading.Event()
+        self.gate.set()
+        self.threads: set[str] = set()
+
+    def stored(self, page: PageView, now_s: float) -> None:
+        self.gate.wait()
+        self.held[page.key, page.part] = None
+
+    def hit(self, key: PageKey, part: Part, now_s: float) -> None:
+        raise RuntimeError("hit")
+
+    def removed(self, key: PageKey, part: Part) -> None:
+        self.held.pop((key, part), None)
+
+    def victims(self, bytes_needed: int, now_s: float) -> Iterator[tuple[PageKey, Part]]:
+        self.threads.add(threading.current_thread().name)
+        self.gate.wait()
+        while True:
+            yield from reversed(self.held)
+
+
+@pytest.fixture
+def policy() -> Iterator[Newest]:
+    policy = Newest()
+    yield policy
+    policy.gate.set()
+
+
+def numbers(pages: Iterable[tuple[PageKey, Part]]) -> list[int]:
+    return [number(page) for page in pages]
+
+
+def test_it_answers_from_another_thread_after_all_events(policy: Newest) -> None:
+    manager = RetentionManager(AsidePolicy(policy, deadline_s=LONG_S))
+    for at in range(500):
+        manager.stored(view(at), 0.0)
+    manager.removed(key(499), Part.FULL)
+    assert numbers(manager.victims(3, 0.0)) == [498, 497, 496]
+    assert policy.threads == {"pie-policy"}
+    assert manager.counts.failures == manager.counts.fallbacks == 0
+
+
+def test_one_that_hangs_is_waited_for_once_and_lru_answers(
+    policy: Newest, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy.gate.clear()
+    manager = RetentionManager(AsidePolicy(policy), name="device")
+    for at in range(4):
+        manager.stored(view(at), 0.0)
+    with caplog.at_level(logging.ERROR, logger="pie.policies.manager"):
+        for _ in range(3):
+            assert numbers(manager.victims(2, 0.0)) == [0, 1]
+    assert manager.counts.failures == manager.counts.fallbacks == 3
+    assert "device: the retention policy Newest raised in victims" in caplog.text
+    assert "has not answered in 1 ms" in caplog.text
+
+
+def test_it_is_asked_again_once_it_has_answered(policy: Newest) -> None:
+    policy.gate.clear()
+    one = AsidePolicy(policy, deadline_s=0.001)
+    one.stored(view(1), 0.0)
+    with pytest.raises(PolicyStalledError, match="in 1 ms"):
+        one.victims(1, 0.0)
+    with pytest.raises(PolicyStalledError, match="an earlier question"):
+        one.victims(1, 0.0)
+    policy.gate.set()
+    answered = threading.Event()
+
+    def ask() -> None:
+        while not answered.is_set():
+            try:
+                if numbers(one.victims(1, 0.0))[0] == 1:
+                    answered.set()
+            except PolicyStalledError:
+                continue
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    assert answered.wait(LONG_S)
+    asking.join(LONG_S)
+
+
+def test_what_it_raises_at_an_event_is_told_at_the_next_question(policy: Newest) -> None:
+    manager = RetentionManager(AsidePolicy(policy, deadline_s=LONG_S))
+    manager.stored(view(1), 0.0)
+    manager.hit(key(1), Part.FULL, 0.0)
+    assert numbers(manager.victims(1, 0.0)) == [1]
+    assert manager.counts.failures == 1
+    assert numbers(manager.victims(1, 0.0)) == [1]
+    assert manager.counts.failures == 1
+
+
+def test_one_that_falls_too_far_behind_is_given_up(
+    policy: Newest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aside, "MOST_WAITING", 10)
+    policy.gate.clear()
+    one = AsidePolicy(policy)
+    for at in range(20):
+        one.stored(view(at), 0.0)
+    with pytest.raises(PolicyStalledError, match="too far behind"):
+        one.victims(1, 0.0)
+
+
+def test_its_thread_ends_with_it() -> None:
+    before = set(threading.enumerate())
+    one = AsidePolicy(Newest())
+    (thread,) = set(threading.enumerate()) - before
+    del one
+    gc.collect()
+    thread.join(LONG_S)
+    assert not thread.is_alive()
+
+
+def test_only_users_policies_are_put_aside() -> None:
+    policies = load_policies("worker: {retention: lru}", name="p.yaml")
+    assert type(policies.new_retention_aside()) is LruRetention
+    own = load_policies(
+        "worker: {retention: 'tests.policies.test_aside:Newest'}", name="p.yaml"
+    ).new_retention_aside()
+    assert isinstance(own, AsidePolicy)
