@@ -31,7 +31,8 @@ _PARTS = tuple(Part)
 _SHARDS = 1024
 """Tables that grow one at a time: one of a million rows would hold a step for 0.4 s."""
 _SHARD_BITS = 10
-_FEW = [NO_ROW] * 8
+_EMPTY = array("i", [NO_ROW])
+"""Every shard until it has a row; the first one makes it grow, so this one stays as it is."""
 
 
 class PageRows:
@@ -51,7 +52,7 @@ class PageRows:
         self._count = 0
         self._orphans: dict[tuple[bytes, int], int] = {}
         """How many held pages come after a page that is not held, by that page."""
-        self._shards = [array("i", _FEW) for _ in range(_SHARDS)]
+        self._shards = [_EMPTY] * _SHARDS
         self._loads = array("i", [0]) * _SHARDS
 
     def __len__(self) -> int:
