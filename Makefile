@@ -27,7 +27,7 @@ FOLDERS := $(sort $(notdir $(wildcard typings/pie/*)))
 STAMP := $(VENV)/.installed-$(subst $() ,-,$(FOLDERS))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve demo check test soak bench bench-inferlets bench-peers format constraints clean bench-policies
+.PHONY: help setup serve demo check test soak bench bench-inferlets bench-peers bench-policies format constraints clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -57,6 +57,7 @@ bench: $(STAMP)  ## Run the benchmarks
 
 bench-inferlets: $(STAMP)  ## Measure what inferlets cost and what eviction gives
 	$(BIN)/python -m benchmarks inferlets $(ARGS)
+
 bench-policies: $(STAMP)  ## Hit rates of policies (TRACE=FILE: a trace in Mooncake's format)
 	PIE_TRACE=$(TRACE) $(BIN)/python -m benchmarks policies
 

@@ -10,6 +10,11 @@ is remembered for a while, so that a conversation whose pages had to go is known
 Pages used at about the same time stand in one queue for each class. Of all queues the one whose
 pages are worth least at their age gives first, and there the page unused for longest.
 
+What is learned can be wrong: a workload changes, a class mixes what returns with what does not. So
+hits are held against those that `lru` would have had: it holds what was used within the age at which
+as many pages as the tier has were used since. Where it would have had more, its order is taken, for
+longer each time.
+
 Where nothing has been learned, or all pages come back alike and ever more seldom with age, the
 order is that of `lru`.
 """
@@ -43,6 +48,14 @@ _LOOKED_AT = 4096
 """Pages looked at for an update, held ones and ghosts each; a look at a million takes 20 ms."""
 _MOST_GHOSTS = 1 << 20
 _GHOSTS_A_PAGE = 16
+_FADE = 0.97
+"""What is left, at an update, of hits counted before; updates come eight to a tier's length."""
+_LEAST_SEEN = 0.5
+"""Uses, in times the tier's pages, before hits are compared."""
+_MAY_LOSE = 0.98
+_FIRST_CAUTION = 16
+_MOST_CAUTION = 256
+"""Updates for which the order of `lru` is taken, the first time and at most."""
 _MOST_MOVED = 512
 """Pages moved out of the epoch that is used anew, in one go."""
 
@@ -61,6 +74,12 @@ class AdaptiveRetention(QueuedRetention):
         self._began = [0] * _EPOCHS
         """The tick at which each epoch in the circle began."""
         self._updated_tick = 0
+        self._lru_age = 0
+        """What was used within so many ticks, `lru` would hold."""
+        self._hits = self._lru_hits = 0.0
+        self._caution = 0
+        """Updates for which the order of `lru` is still taken."""
+        self._next_caution = _FIRST_CAUTION
         self._ranked: list[int] = []
         self._is_ranked = array("B", bytes(_QUEUES))
 
@@ -82,7 +101,9 @@ class AdaptiveRetention(QueuedRetention):
                 turns = self._turns[parent]
         ghost = self._ghosts.take(rows.keys[row], rows.parts[row])
         if ghost is not None:
-            self._returns.used(_class(ghost.note), self.tick - ghost.tick)
+            age = self.tick - ghost.tick
+            self._returns.used(_class(ghost.note), age)
+            self._lru_hits += age < self._lru_age
             turns = min(_MOST_TURNS, ghost.note + 1)
         self._turns[row] = turns
         self._children_seen[row] = min(rows.children[row], _MOST_TURNS)
@@ -91,7 +112,10 @@ class AdaptiveRetention(QueuedRetention):
     def use(self, row: Row) -> int:
         """Return the queue of a page that has just been used."""
         turns = self._turns[row]
-        self._returns.used(_class(turns), self.tick - self.stamps[row])
+        age = self.tick - self.stamps[row]
+        self._returns.used(_class(turns), age)
+        self._hits += 1
+        self._lru_hits += age < self._lru_age
         turns = self._turns[row] = min(_MOST_TURNS, turns + 1)
         return self._queue(turns)
 
@@ -163,29 +187,54 @@ class AdaptiveRetention(QueuedRetention):
         returns.set_length(length)
         self._ghosts = self._ghosts.fitting(min(_MOST_GHOSTS, _GHOSTS_A_PAGE * length))
         returns.fade()
-        self._see(np.frombuffer(self.stamps, np.int64), np.frombuffer(self._turns, np.uint8))
-        ghosts_ticks = np.frombuffer(self._ghosts.ticks, np.int64)
-        self._see(ghosts_ticks, np.frombuffer(self._ghosts.notes, np.uint8))
+        held = self._see(self.stamps, self._turns)
+        left = self._see(self._ghosts.ticks, self._ghosts.notes)
         self._updated_tick = self.tick
         self._worth = returns.worth()
+        self._compare(length, held, left)
 
-    def _see(self, ticks: npt.NDArray[np.int64], turns: npt.NDArray[np.uint8]) -> None:
-        """Count some pages that are there, or were, as having been so since the last update."""
+    def _compare(self, length: int, *seen: tuple[npt.NDArray[np.int64], int]) -> None:
+        """Take or leave the order of `lru`, by the hits that it would have had."""
+        ages = np.concatenate([ages for ages, _ in seen])
+        pages = np.concatenate([np.full(len(ages), weight) for ages, weight in seen])
+        order = np.argsort(ages)
+        at = int(np.searchsorted(np.cumsum(pages[order]), length))
+        self._lru_age = int(ages[order[at]]) if at < len(ages) else self.tick
+        if self._caution:
+            self._caution -= 1
+            self._hits = self._lru_hits = 0.0
+            return
+        if self._lru_hits >= _LEAST_SEEN * length and self._hits < _MAY_LOSE * self._lru_hits:
+            self._caution = self._next_caution
+            self._next_caution = min(_MOST_CAUTION, 2 * self._next_caution)
+        self._hits *= _FADE
+        self._lru_hits *= _FADE
+
+    def _see(
+        self, all_ticks: array[int], all_turns: array[int]
+    ) -> tuple[npt.NDArray[np.int64], int]:
+        """Count some pages that are there, or were, as having been so since the last update.
+
+        Returns their ages, and for how many pages each stands.
+        """
+        ticks, turns = np.frombuffer(all_ticks, np.int64), np.frombuffer(all_turns, np.uint8)
         stride = -(-len(ticks) // _LOOKED_AT)
         if not stride:
-            return
+            return np.zeros(0, np.int64), 1
         some = slice(self._epoch % stride, None, stride)
         ages, kinds = self.tick - ticks[some], _CLASS_OF_TURNS[turns[some]]
         is_there = ticks[some] >= 0
         since = self.tick - self._updated_tick
         self._returns.seen(kinds[is_there], ages[is_there], ticks=since, weight=stride)
+        return ages[is_there], stride
 
     def _rank(self) -> None:
         """Order the queues that are not empty, by what their pages are worth at their age."""
         began = np.array(self._began)
         bins = self._returns.bins_of(np.maximum(self.tick - began, 1))
         began = np.tile(began, _CLASSES)
-        order = np.lexsort((began, self._worth[:, bins].reshape(-1)))
+        worth = self._worth[:, bins].reshape(-1)
+        order = np.lexsort((began, np.zeros_like(worth) if self._caution else worth))
         self.rank_of = array("d", np.argsort(order).astype(np.float64).tobytes())
         self._ranked = [queue for queue in order.tolist() if not self.is_empty(queue)]
         self._is_ranked = array("B", bytes(_QUEUES))
