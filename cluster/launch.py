@@ -321,7 +321,7 @@ class Cluster:
         self._encryption_keys = encryption_keys(config.cluster)
         if config.cluster.secret_file is not None:
             self._secret = shared_secret(config.cluster.secret_file)
-        elif pool.nodes and pool.disk_budget:
+        elif pool.nodes and (pool.disk_budget or pool.object_bucket):
             self._secret = kept_secret(pool.disk_folders[0])
         elif config.model.disk_kv_budget:
             self._secret = kept_secret(config.model.disk_kv_path)

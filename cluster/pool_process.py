@@ -77,6 +77,7 @@ def new_node(
         on_dead=on_dead,
         retention=chosen.new_retention_aside(),
         disk_retention=chosen.new_retention_aside(),
+        object_retention=chosen.new_retention_aside(),
     )
 
 

@@ -26,6 +26,7 @@ from pie.index.lease import Lease
 from pie.index.settings import IndexSettings
 from pie.policies.errors import PolicyFileError
 from pie.policies.loader import load_policy_file
+from pie.pool.object_errors import ObjectStoreError, StoreFailure
 from pie.pool.settings import PoolSettings
 from pie.wire.address import check_listen_address
 from pie.wire.errors import AddressError
@@ -62,7 +63,10 @@ def absolute(config: PieConfig) -> PieConfig:
                 }
             ),
             "pool": pool.model_copy(
-                update={"disk_folders": tuple(_absolute(one) for one in pool.disk_folders)}
+                update={
+                    "disk_folders": tuple(_absolute(one) for one in pool.disk_folders),
+                    "object_ca_file": pool.object_ca_file and _absolute(pool.object_ca_file),
+                }
             ),
             "index": config.index.model_copy(update={"data_dir": _absolute(config.index.data_dir)}),
             "policies": policies.model_copy(
@@ -79,6 +83,7 @@ def problems(config: PieConfig) -> list[str]:
         *_model(config),
         *_folders(config),
         *_keys(config.cluster),
+        *_bucket(config.pool),
         *_index(config.index),
         *_ray(config.cluster.ray_address),
         *_ports(config),
@@ -202,6 +207,45 @@ def _node_memory(pool: PoolSettings) -> Iterator[str]:
             f"pool.ram_budget is {pool.ram_budget / 2**30:.1f} GiB and {free / 2**30:.1f} GiB of "
             "memory are free: lower it"
         )
+
+
+def _bucket(pool: PoolSettings) -> Iterator[str]:
+    """Say what a store says at once; one that says nothing now may do so later."""
+    if not (pool.nodes and pool.object_bucket):
+        return
+    if pool.object_ca_file is not None and not pool.object_ca_file.is_file():
+        yield f"pool.object_ca_file: there is no file {pool.object_ca_file}"
+        return
+    # Only who has a bucket pays for importing boto3.
+    from pie.pool.object_s3 import probe_bucket  # noqa: PLC0415
+
+    at = pool.object_endpoint_url or "AWS"
+    try:
+        probe_bucket(pool)
+    except ObjectStoreError as error:
+        match error.failure:
+            case StoreFailure.NO_BUCKET:
+                yield (
+                    f"pool.object_bucket: there is no bucket {pool.object_bucket!r} at {at}: make it, "
+                    "or name another"
+                )
+            case StoreFailure.DENIED:
+                yield (
+                    f"pool.object_bucket: {at} gives no access to {pool.object_bucket!r} "
+                    f"({error.detail}): set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
+                    "AWS_PROFILE, to somebody who may list, read, write and delete there"
+                )
+            case StoreFailure.UNREACHABLE:
+                yield f"pool.object_endpoint_url: no store answers at {at} ({error.detail})"
+            case StoreFailure.TLS:
+                yield (
+                    f"pool.object_ca_file: the certificate of {at} is not trusted ({error.detail}): "
+                    "name a file with the one that signed it"
+                )
+            case StoreFailure.STRANGE:
+                yield f"pool.object_endpoint_url: {at} is not taken as an S3 store ({error.detail})"
+            case StoreFailure.TIMEOUT | StoreFailure.BUSY:
+                pass
 
 
 def _unusable(setting: str, folder: Path) -> Iterator[str]:

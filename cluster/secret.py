@@ -1,8 +1,8 @@
 """The secret that all of a cluster share.
 
-Covers where it is kept: in a file of its own, for clusters of several hosts, or beside the pages on
-disk, which are keyed with it and could not be read without it after the cluster was stopped. Does not
-cover what is keyed with it (`pie.page.format`, `pie.wire.curve`).
+Covers where it is kept: in a file of its own, for clusters of several hosts, or where pages lie on disk, or
+would: those there and in a bucket are keyed with it and could not be read without it after the cluster was
+stopped. Does not cover what is keyed with it (`pie.page.format`, `pie.wire.curve`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,11 @@ def kept_secret(folder: Path) -> bytes:
     try:
         return _made(file)
     except OSError as error:
-        log.warning("%s cannot be kept (%s): pages on disk are of this run alone", file, error)
+        log.warning(
+            "%s cannot be kept (%s): pages on disk and in a bucket are of this run alone",
+            file,
+            error,
+        )
         return new_secret()
 
 

@@ -61,6 +61,9 @@ def show_status(url: str, token: str, console: Console) -> None:
     if status.pool:
         console.print()
         console.print(_nodes(status.pool))
+    if tiered_nodes := [one for one in status.pool if len(_tiers_of(one)) > 1]:
+        console.print()
+        console.print(_node_tiers(tiered_nodes))
     share = status.cached_tokens_total / status.prompt_tokens if status.prompt_tokens else 0.0
     sources = ", ".join(f"{name} {count}" for name, count in status.cached_tokens.items() if count)
     console.print()
@@ -140,6 +143,36 @@ def _nodes(nodes: Sequence[PlaceLine]) -> Table:
             _figure(one.gauges, "pages"),
             *(_figure(one.counters, name) for name in ("hits", "misses", "evicted", "bad_pages")),
             short(sum(one.pages.values())),
+        )
+    return table
+
+
+def _tiers_of(node: PlaceLine) -> list[str]:
+    """Return the names of a node's tiers."""
+    names = ("pool_ram", "pool_disk", "pool_object")
+    return [name for name in names if node.gauges.get(f"tier_budget_bytes.{name}")]
+
+
+def _node_tiers(nodes: Sequence[PlaceLine]) -> Table:
+    """Return what each node holds in which tier, and how its bucket is."""
+    table = _table("pool", "ram", "disk", "of", "bucket", "of", "state", "bad", "dropped")
+    for one in nodes:
+        states = [
+            name.partition(".")[2]
+            for name, value in one.gauges.items()
+            if name.startswith("object_state.") and value
+        ]
+        table.add_row(
+            one.place,
+            _size(one.gauges, "tier_used_bytes.pool_ram"),
+            *(
+                _size(one.gauges, f"{figure}.pool_{tier}")
+                for tier in ("disk", "object")
+                for figure in ("tier_used_bytes", "tier_budget_bytes")
+            ),
+            states[0] if states else "-",
+            _figure(one.counters, "bad_pages"),
+            _figure(one.counters, "object_dropped_pages"),
         )
     return table
 

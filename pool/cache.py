@@ -59,6 +59,9 @@ class Moves(Protocol):
     def look(self) -> None:
         """Look whether the first tier is too full."""
 
+    def keep_soon(self, page: PageId) -> None:
+        """Copy a page that is new to the last tier, where that is wanted."""
+
 
 class Loan(NamedTuple):
     """A page on loan, and the level that lent it."""
@@ -113,10 +116,7 @@ class TieredCache:
         self._moves = moves
 
     def adopt(self) -> int:
-        """Take on what the tiers hold already, and return how many pages that is.
-
-        Before anybody uses the cache.
-        """
+        """Take on what the tiers hold and the records do not say, and return what they hold."""
         count = 0
         for at, shelf in enumerate(self._shelves):
             for header in shelf.level.tier.pages():
@@ -219,6 +219,7 @@ class TieredCache:
             self._record(0, page, header)
             if self._moves is not None:
                 self._moves.look()
+                self._moves.keep_soon(page)
         return good
 
     def prepare_load(self, page: PageId) -> Loan | LookupStatus:
@@ -251,6 +252,8 @@ class TieredCache:
         wanted = [page for page in pages if first.lookup(page) is not _HIT] if lower else []
         for tier in lower:
             tier.expect(wanted)
+            if tier is not lower[-1]:
+                wanted = [page for page in wanted if tier.lookup(page) is not _HIT]
 
     def complete_load(self, loan: Loan) -> None:
         """End a loan."""
@@ -283,6 +286,10 @@ class TieredCache:
                 self._record(0, page, header)
                 return True
         return False
+
+    def keep(self, page: PageId) -> bool:
+        """Copy a page of the first tier to the last one; say whether it is there now."""
+        return self.is_tiered and self._demote(0, page, len(self._shelves) - 1)
 
     def is_fuller_than(self, share: float) -> bool:
         """Say whether more than a share of the first tier is taken."""
@@ -417,17 +424,18 @@ class TieredCache:
             self.counters.evicted += gone
         return gone
 
-    def _demote(self, at: int, page: PageId) -> bool:
-        """Copy a page to the next tier, where that has room; say whether it is there now."""
-        lower = self._tiers[at + 1]
-        if lower.lookup(page) is not LookupStatus.MISS:
-            return lower.lookup(page) is _HIT
-        header = self._copy(page, at, at + 1)
+    def _demote(self, at: int, page: PageId, target: int | None = None) -> bool:
+        """Copy a page to the next tier, or to `target`; say whether it is there now."""
+        target = at + 1 if target is None else target
+        status = self._tiers[target].lookup(page)
+        if status is not LookupStatus.MISS:
+            return status is _HIT
+        header = self._copy(page, at, target)
         if header is None:
             return False
         with self._lock:
             self.counters.demoted += 1
-        self._record(at + 1, page, header)
+        self._record(target, page, header)
         return True
 
     def _copy(self, page: PageId, source: int, target: int) -> PageHeader | None:

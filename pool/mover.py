@@ -1,7 +1,7 @@
 """What moves pages between the tiers of a cache, beside those who use them.
 
-Covers one thread that copies pages up which were used below, and moves victims down before the
-first tier is full. Does not cover which pages are victims (`pie.policies`) or how a page is copied
+Covers one thread that copies pages up which were used below, moves victims down before the first
+tier is full, and copies new pages to the last tier where that is wanted. Does not cover which pages are victims (`pie.policies`) or how a page is copied
 (`pie.pool.cache`).
 """
 
@@ -22,16 +22,26 @@ _CLOSE_S = 10.0
 """How long closing waits for the page that is being copied."""
 _MOST_WAITING = 1024
 """Pages to be copied up; more are not. They are used again if they are worth it."""
+_MOST_NEW = 65_536
+"""Pages to be copied down; more are not, before they leave the first tier or the node stops."""
 
 
 class Mover:
     """Moves pages of one cache on a thread of its own, from `start` to `close`."""
 
-    def __init__(self, cache: TieredCache) -> None:
+    def __init__(self, cache: TieredCache, *, keeps: bool = False) -> None:
+        """Prepare.
+
+        Args:
+            cache: Whose pages move.
+            keeps: Copy each new page to the last tier soon, where that takes it.
+        """
         self.dropped = 0
-        """Pages that were not copied up because too many waited."""
+        """Pages that were not copied up, or down, because too many waited."""
         self._cache = cache
+        self._keeps = keeps
         self._wanted: dict[PageId, None] = {}
+        self._new: dict[PageId, None] = {}
         self._should_look = False
         self._should_reconcile = False
         self._stop = False
@@ -60,8 +70,19 @@ class Mover:
             self._should_look = True
             self._wake.notify()
 
+    def keep_soon(self, page: PageId) -> None:
+        """Copy a page that is new to the last tier, where that is wanted."""
+        if not self._keeps:
+            return
+        with self._wake:
+            if len(self._new) < _MOST_NEW:
+                self._new[page] = None
+                self._wake.notify()
+            else:
+                self.dropped += 1
+
     def reconcile_soon(self) -> None:
-        """Compare records with tiers, because one has lost pages."""
+        """Compare records with tiers, because pages have come or gone there by themselves."""
         with self._wake:
             self._should_reconcile = True
             self._wake.notify()
@@ -86,23 +107,37 @@ class Mover:
             with self._wake:
                 self._wake.wait_for(
                     lambda: (
-                        self._wanted or self._should_look or self._should_reconcile or self._stop
+                        self._wanted
+                        or self._new
+                        or self._should_look
+                        or self._should_reconcile
+                        or self._stop
                     )
                 )
                 if self._stop:
                     return
                 should_look, self._should_look = self._should_look, False
                 should_reconcile, self._should_reconcile = self._should_reconcile, False
-                page = next(iter(self._wanted), None)
-                if page is not None:
-                    del self._wanted[page]
+                page = _first(self._wanted)
+                new = _first(self._new)
             try:
                 if should_reconcile:
                     self._cache.reconcile()
+                    self._cache.adopt()
                 if page is not None:
                     should_look |= self._cache.promote(page)
                 if should_look:
                     self._cache.relieve(_FULL_ABOVE, _FULL_TO)
+                if new is not None:
+                    self._cache.keep(new)
             except Exception:
                 # Moving is a help, and serving goes on without it.
                 log.exception("a page could not be moved between tiers")
+
+
+def _first(waiting: dict[PageId, None]) -> PageId | None:
+    """Take out what came first."""
+    page = next(iter(waiting), None)
+    if page is not None:
+        del waiting[page]
+    return page

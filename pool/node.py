@@ -25,6 +25,8 @@ from pie.pool.checksum import Checksum
 from pie.pool.disk import DiskTier
 from pie.pool.index_relay import IndexRelay
 from pie.pool.mover import Mover
+from pie.pool.object import ObjectTier
+from pie.pool.object_figures import ObjectFigures, figures
 from pie.pool.ram import RamTier
 from pie.pool.sealing import Sealing, SealingCounters
 from pie.pool.serving import PoolService
@@ -38,8 +40,8 @@ from pie.wire.settings import WireSettings
 
 log = logging.getLogger("pie.pool.node")
 
-_DISK_THREADS = 3
-"""Beside those that check: a thread that waits for the disk must not keep RAM waiting."""
+_WAITING_THREADS = 3
+"""For each lower tier, beside those that check: who waits for it must not keep RAM waiting."""
 _LOCK_TIMEOUT_S = 10.0
 """How long a process that was told to end, or is being killed, may still hold the folder."""
 
@@ -57,6 +59,7 @@ class PoolNode:
         address: str | None = None,
         retention: RetentionPolicy | None = None,
         disk_retention: RetentionPolicy | None = None,
+        object_retention: RetentionPolicy | None = None,
         secret: bytes | None = None,
         encryption_keys: Sequence[bytes] = (),
         on_dead: Callable[[BaseException], None] | None = None,
@@ -73,9 +76,10 @@ class PoolNode:
             address: Where to listen; a free port of loopback where None.
             retention: Which pages leave RAM first; `lru` where None.
             disk_retention: Which pages leave the disk first; `lru` where None.
+            object_retention: Which pages leave the bucket first; `lru` where None.
             secret: 32 bytes that all of the cluster share, where pages are to be keyed with them; an
                 address beyond this host needs them.
-            encryption_keys: What pages on disk are encrypted with: the first writes, all read.
+            encryption_keys: What pages on disk and in the bucket are encrypted with: the first writes, all read.
             on_dead: Called on the event loop when this start is over because a later one is up:
                 the process should be replaced.
             index_settings: Key prefix and limits of the index.
@@ -102,12 +106,27 @@ class PoolNode:
                 ),
                 durability=settings.disk_durability,
                 keep_bad_pages=settings.keep_bad_pages,
-                on_lost=self._lost,
+                on_lost=self._changed,
             )
             levels.append(Level(self._disk, RetentionManager(disk_retention, name=f"{place} disk")))
+        self._object: ObjectTier | None = None
+        if settings.object_bucket:
+            self._object = _object_tier(
+                settings,
+                Sealing(
+                    secret,
+                    compression=settings.object_compression,
+                    keys=encryption_keys,
+                    name=f"{place} bucket",
+                ),
+                self._changed,
+            )
+            manager = RetentionManager(object_retention, name=f"{place} object")
+            levels.append(Level(self._object, manager))
         self._cache = TieredCache(levels, index=self._relay)
-        self._mover = Mover(self._cache)
-        threads = settings.check_threads + (_DISK_THREADS if self._disk is not None else 0)
+        keeps = self._object is not None and settings.object_write_through
+        self._mover = Mover(self._cache, keeps=keeps)
+        threads = settings.check_threads + _WAITING_THREADS * (len(levels) - 1)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="pie-pool")
         self._service = PoolService(self._cache, self._threads, settings)
         self._server = WireServer(
@@ -141,8 +160,8 @@ class PoolNode:
             AddressError: The address cannot be had.
             FolderInUseError: Another process keeps its pages in this node's folder.
         """
-        if self._disk is not None:
-            await asyncio.to_thread(self._open_disk, self._disk)
+        if self._cache.is_tiered:
+            await asyncio.to_thread(self._open_lower)
         address = await self._server.start()
         self._record = PlaceRecord(
             place=self.place,
@@ -168,7 +187,7 @@ class PoolNode:
     async def drain(self, timeout_s: float) -> None:
         """Refuse new stores and wait, at most so long, until what is under way is done.
 
-        With a disk, what only RAM holds goes there meanwhile, as far as the time lasts.
+        What only RAM holds goes to the next tier meanwhile, as far as the time lasts.
         """
         until_s = time.monotonic() + timeout_s
         self._service.drain()
@@ -177,8 +196,7 @@ class PoolNode:
                 await self._service.idle()
         except TimeoutError:
             log.warning("%s: transfers still under way after %.1f s", self.place, timeout_s)
-        if self._disk is not None:
-            await asyncio.to_thread(self._cache.save, until_s)
+        await asyncio.to_thread(self._cache.save, until_s)
 
     async def close(self) -> None:
         """Stop at once and leave nothing behind: the index forgets the node."""
@@ -197,6 +215,7 @@ class PoolNode:
         counters, service, disk = self._cache.counters, self._service, self._disk
         bad = self._cache.bad_pages
         sealed = SealingCounters() if disk is None else disk.sealing.counters
+        bucket = ObjectFigures() if self._object is None else figures(self._object)
         return PoolStatus(
             place=self.place,
             epoch=self.epoch,
@@ -236,6 +255,17 @@ class PoolNode:
             disk_seal_s=sealed.seal_s,
             disk_open_s=sealed.open_s,
             disk_locked_pages=sealed.locked,
+            object_state=bucket.state,
+            object_buffered_bytes=bucket.buffered_bytes,
+            object_errors=bucket.errors,
+            object_bad_pages=bucket.bad_pages,
+            object_opened=bucket.opened,
+            object_read_bytes=bucket.read_bytes,
+            object_written_bytes=bucket.written_bytes,
+            object_written=bucket.written,
+            object_removed=bucket.removed,
+            object_lost_races=bucket.lost_races,
+            object_dropped_pages=bucket.dropped_pages,
         )
 
     def check(self) -> None:
@@ -243,16 +273,19 @@ class PoolNode:
         self._cache.check()
         self._service.claims.check()
 
-    def _open_disk(self, disk: DiskTier) -> None:
+    def _open_lower(self) -> None:
         """Find what an earlier start left, and from then on move pages between the tiers."""
         began_s = time.monotonic()
-        disk.open(_LOCK_TIMEOUT_S)
+        if self._disk is not None:
+            self._disk.open(_LOCK_TIMEOUT_S)
+        if self._object is not None:
+            self._object.open()
         found = self._cache.adopt()
         took_s = time.monotonic() - began_s
-        log.info("%s found %d pages on disk in %.1f s", self.place, found, took_s)
+        log.info("%s found %d pages below RAM in %.1f s", self.place, found, took_s)
         self._mover.start()
 
-    def _lost(self) -> None:
+    def _changed(self) -> None:
         self._mover.reconcile_soon()
 
     def _fenced(self) -> None:
@@ -271,3 +304,22 @@ class PoolNode:
             await peer.send(report(message.request_id, self.place, self.epoch, state, status))
         else:
             await self._service.handle(peer, message, frames)
+
+
+def _object_tier(
+    settings: PoolSettings, sealing: Sealing, on_changed: Callable[[], None]
+) -> ObjectTier:
+    # Only a node with a bucket pays for importing boto3.
+    from pie.pool.object_s3 import S3Store  # noqa: PLC0415
+
+    return ObjectTier(
+        S3Store(settings),
+        int(settings.object_budget),
+        name=f"bucket {settings.object_bucket}",
+        sealing=sealing,
+        threads=settings.object_threads,
+        timeout_s=settings.object_timeout_s,
+        buffer_bytes=int(settings.object_buffer),
+        look_s=settings.object_look_s,
+        on_changed=on_changed,
+    )

@@ -36,6 +36,23 @@ class Compression(enum.StrEnum):
     """The better of the two, where samples say that it saves a tenth or more."""
 
 
+class Addressing(enum.StrEnum):
+    """Where in an object's address the bucket's name stands."""
+
+    AUTO = "auto"
+    """As `path` where an endpoint is set, and as AWS wants it otherwise."""
+    PATH = "path"
+    VIRTUAL = "virtual"
+
+
+class ObjectChecksums(enum.StrEnum):
+    """Whether requests carry the checksums that AWS added in 2025, beside Pie's own."""
+
+    WHEN_REQUIRED = "when_required"
+    """Only where S3 wants one: for servers that do not know the new ones."""
+    WHEN_SUPPORTED = "when_supported"
+
+
 class PoolSettings(BaseModel):
     """The pool's nodes and the limits that they and their clients keep."""
 
@@ -93,6 +110,101 @@ class PoolSettings(BaseModel):
         description="How pages on disk are packed: `none`, `lz4`, `bshuf-lz4` (the bytes of numbers "
         "sorted by place first), or `auto`: what saves most, where samples say that it saves a tenth "
         "or more.",
+    )
+    object_bucket: str = Field(
+        default="",
+        pattern=r"^([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])?$",
+        description="Bucket of an S3 store that pages are kept in below RAM and disk, such as "
+        "`pages`. Empty, there is none. Credentials come from where AWS's own tools take them: "
+        "`AWS_ACCESS_KEY_ID` and the like, `~/.aws`, or the machine's role.",
+    )
+    object_endpoint_url: str = Field(
+        default="",
+        pattern=r"^(https?://[^/\s@?#]+/?)?$",
+        description="Address of the store, such as `http://127.0.0.1:9000`; empty means AWS.",
+    )
+    object_prefix: str = Field(
+        default="pie",
+        max_length=256,
+        pattern=r"^([A-Za-z0-9._=-]+(/[A-Za-z0-9._=-]+)*)?$",
+        description="What names in the bucket begin with. Nodes and clusters that share bucket, "
+        "prefix and secret share pages.",
+    )
+    object_budget: ByteSize = Field(
+        default=ByteSize(100 << 30),
+        ge=1 << 20,
+        le=1 << 60,
+        description="Bytes that all objects below the prefix may take together.",
+    )
+    object_region: str = Field(
+        default="",
+        max_length=64,
+        pattern=r"^[a-z0-9-]*$",
+        description="Region that requests are signed for; empty takes it from where AWS's tools "
+        "do, or else `us-east-1`, which other stores mostly take.",
+    )
+    object_ca_file: Path | None = Field(
+        default=None,
+        description="File of certificates (PEM) that the store's own is checked against; unset "
+        "takes the usual ones.",
+    )
+    object_addressing: Addressing = Field(
+        default=Addressing.AUTO,
+        description="Where the bucket's name stands: `path` in the path, `virtual` in the name "
+        "of the host, `auto` in the path where an endpoint is set.",
+    )
+    object_checksums: ObjectChecksums = Field(
+        default=ObjectChecksums.WHEN_REQUIRED,
+        description="Whether requests carry S3's newer checksums: `when_required`, which all "
+        "stores take, or `when_supported`. Pages have checksums of their own in any case.",
+    )
+    object_compression: Compression = Field(
+        default=Compression.NONE,
+        description="How pages in the bucket are packed, as `disk_compression`.",
+    )
+    object_write_through: bool = Field(
+        default=True,
+        description="Copy each page to the bucket soon after it came, so that it survives the "
+        "node whatever ends it; false sends only what leaves RAM and disk.",
+    )
+    object_buffer: ByteSize = Field(
+        default=ByteSize(64 << 20),
+        ge=1 << 20,
+        le=1 << 40,
+        description="Payloads that one node may hold in memory until they are in the bucket.",
+    )
+    object_threads: int = Field(
+        default=8,
+        ge=1,
+        le=256,
+        description="Reads from the store that one node has under way at once; half as many "
+        "writes beside them.",
+    )
+    object_connect_timeout_s: float = Field(
+        default=2.0, gt=0, le=60, description="How long a connection to the store may take."
+    )
+    object_read_timeout_s: float = Field(
+        default=5.0, gt=0, le=600, description="How long the store may be silent in an answer."
+    )
+    object_attempts: int = Field(
+        default=3,
+        ge=1,
+        le=10,
+        description="How often one request is tried, with growing, random waits between.",
+    )
+    object_timeout_s: float = Field(
+        default=10.0,
+        gt=0,
+        le=600,
+        description="How long one load waits for the store, attempts and queue included, before "
+        "the page is computed again.",
+    )
+    object_look_s: float = Field(
+        default=60.0,
+        ge=1,
+        le=86_400,
+        description="Seconds between two looks at the bucket for pages of other nodes, and for "
+        "pages that somebody has removed: one request for a thousand objects.",
     )
     keep_bad_pages: bool = Field(
         default=False,

@@ -65,3 +65,22 @@ class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Spent on decrypting, unpacking and checking what comes from disk."""
     disk_locked_pages: Counter[int]
     """Pages on disk that were found encrypted with a key that is not here."""
+    object_state: Gauge[dict[str, int]]
+    """1 for the state of the bucket, 0 for the others: `ok`, `read_only`, `off`, `probing`."""
+    object_buffered_bytes: Gauge[int]
+    """Payloads that are on their way to the bucket, and are served from memory until they are there."""
+    object_errors: Counter[dict[str, int]]
+    """Requests that failed, by reason, such as `timeout`, `unreachable`, `denied`."""
+    object_bad_pages: Counter[dict[str, int]]
+    """Pages in the bucket that were damaged or gone, by reason, found at a load."""
+    object_opened: Counter[int]
+    """How often the bucket went off."""
+    object_read_bytes: Counter[int]
+    object_written_bytes: Counter[int]
+    object_written: Counter[int]
+    """Objects made: page files, and packs of small pages."""
+    object_removed: Counter[int]
+    object_lost_races: Counter[int]
+    """Pages that another node had written to the bucket already."""
+    object_dropped_pages: Counter[int]
+    """Pages that were taken for the bucket and did not get there."""

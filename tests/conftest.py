@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-pytest_plugins = ["tests.support.redis_server"]
+pytest_plugins = ["tests.support.redis_server", "tests.support.s3_server"]
 
 # Set before any test imports a library that reads it, and inherited by every process that a test starts.
 os.environ.update(

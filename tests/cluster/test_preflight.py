@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import http.server
 import socket
+import threading
 from pathlib import Path
 
 import psutil
@@ -12,6 +14,7 @@ from pie.cluster import preflight
 from pie.cluster.config import PieConfig, load_config
 from pie.cluster.errors import ConfigError, StartError
 from pie.cluster.launch import running
+from pie.cluster.local_s3 import LocalS3
 
 
 def config(tmp_path: Path, **variables: object) -> PieConfig:
@@ -196,3 +199,63 @@ def test_every_problem_is_told_at_once_and_nothing_is_started(tmp_path: Path) ->
     ):
         assert name in text
     assert not said
+
+
+def bucket(s3_server: LocalS3, **more: object) -> dict[str, object]:
+    return {"POOL__OBJECT_BUCKET": "pages", "POOL__OBJECT_ENDPOINT_URL": s3_server.url, **more}
+
+
+@pytest.mark.live
+def test_a_bucket_that_answers_is_well(tmp_path: Path, s3_server: LocalS3) -> None:
+    assert not preflight.problems(config(tmp_path, **bucket(s3_server)))
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(
+    ("variables", "sentence"),
+    [
+        ({"POOL__OBJECT_BUCKET": "nobodys"}, "pool.object_bucket: there is no bucket 'nobodys' at"),
+        (
+            {"POOL__OBJECT_ENDPOINT_URL": "http://127.0.0.1:9"},
+            "pool.object_endpoint_url: no store answers at http://127.0.0.1:9 ",
+        ),
+        (
+            {"POOL__OBJECT_CA_FILE": "/no/such/file.pem"},
+            "pool.object_ca_file: there is no file /no/such/file.pem",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_bucket_is_one_sentence(
+    tmp_path: Path, s3_server: LocalS3, variables: dict[str, object], sentence: str
+) -> None:
+    (problem,) = preflight.problems(config(tmp_path, **bucket(s3_server, **variables)))
+    assert problem.startswith(sentence)
+
+
+@pytest.mark.live
+def test_credentials_that_do_not_fit_are_one_sentence(
+    tmp_path: Path, s3_server: LocalS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    (problem,) = preflight.problems(config(tmp_path, **bucket(s3_server)))
+    assert "gives no access to 'pages'" in problem
+    assert "AWS_ACCESS_KEY_ID" in problem
+
+
+def test_what_answers_and_is_no_store_is_one_sentence(tmp_path: Path) -> None:
+    class Strange(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(404)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Strange) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        (problem,) = preflight.problems(
+            config(tmp_path, POOL__OBJECT_BUCKET="pages", POOL__OBJECT_ENDPOINT_URL=url)
+        )
+        server.shutdown()
+    assert problem.startswith(f"pool.object_endpoint_url: {url} is not taken as an S3 store")

@@ -75,6 +75,27 @@ def test_what_places_count_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any(line.startswith("why") for line in lines)
 
 
+def test_tiers_of_a_node_and_the_state_of_its_bucket_are_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gauges: dict[str, int | float] = {
+        "tier_used_bytes.pool_ram": 1 << 30,
+        "tier_budget_bytes.pool_ram": 1 << 30,
+        "tier_used_bytes.pool_object": 123 << 30,
+        "tier_budget_bytes.pool_object": 1 << 40,
+        "object_state.ok": 0,
+        "object_state.read_only": 1,
+    }
+    counters: dict[str, int | float] = {"bad_pages.at_load": 2, "object_dropped_pages": 3}
+    node = PlaceLine(
+        place="pool-0", address="", pages={}, state="serving", gauges=gauges, counters=counters
+    )
+    status = ClusterStatus(model="m", index="ok", workers=[], pool=[node], ready=True)
+    lines = printed(monkeypatch, status)
+    assert "pool ram disk of bucket of state bad dropped" in lines
+    assert "pool-0 1.0 GiB - - 123 GiB 1.0 TiB read_only 2 3" in lines
+
+
 def test_a_place_that_said_nothing_has_no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = WorkerLine(place="worker-1", address="", pages={}, state="silent")
     node = PlaceLine(place="pool-1", address="", pages={"pool_ram": 4}, state="silent")

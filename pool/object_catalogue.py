@@ -1,0 +1,213 @@
+"""Finding what is in a bucket: by listing it, and by reading what lists and packs say.
+
+Covers one look at the bucket, and what is new since the one before. Does not cover what the tier
+makes of it (`pie.pool.object`) or writing lists (`pie.pool.object_lists`).
+
+A million small pages are some thousand packs, and a million page files a thousand requests for
+their names and some hundred lists: neither takes a request a page.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+from pie.page.errors import BadPage
+from pie.page.format import HEAD_BYTES, FileHeader, PageHeader, parse_page_name
+from pie.pool.object_entry import ObjectHome, ObjectPack
+from pie.pool.object_lists import MANY_LISTS, ObjectLists
+from pie.pool.object_names import is_list, tail_bytes
+from pie.pool.object_pages import ObjectPages
+from pie.pool.object_store import FoundObject, ObjectStore
+from pie.pool.pack_index import Came
+from pie.pool.tier import PageId
+
+log = logging.getLogger("pie.pool.object")
+
+_MOST_HEADS = 1024
+"""Headers read one by one in one look; the next look reads more."""
+_MOST_STRANGE = 100_000
+_LOCKED = "it is encrypted with a key that is not here"
+
+T = TypeVar("T")
+
+
+class FoundPage(NamedTuple):
+    """A page that is in the bucket."""
+
+    header: PageHeader
+    home: ObjectHome
+    stored_ns: int
+
+
+@dataclass(slots=True)
+class Look:
+    """What one look at a bucket has seen."""
+
+    pages: list[FoundPage] = field(default_factory=list)
+    """Those that were not known, the oldest first."""
+    page_files: set[PageId] = field(default_factory=set)
+    """All that lie in objects of their own."""
+    packs: set[str] = field(default_factory=set)
+    list_bytes: int = 0
+    unread: int = 0
+    """Page files whose headers the next look will read."""
+
+
+class Catalogue:
+    """Looks at one bucket again and again. For one thread at a time."""
+
+    def __init__(
+        self, store: ObjectStore, pages: ObjectPages, lists: ObjectLists, threads: int
+    ) -> None:
+        self._store = store
+        self._pages = pages
+        self._lists = lists
+        self._threads = threads
+        self._read: dict[str, int] = {}
+        """Lists that were read or written here, with their sizes."""
+        self._is_first = True
+        self._strange: set[str] = set()
+        """Objects that are not this cluster's; they are left alone."""
+
+    def wrote_list(self, name: str, size: int) -> None:
+        """Take in that a list was written here: it need not be read."""
+        self._read[name] = size
+
+    def look(
+        self, knows_page: Callable[[PageId, str], bool], knows_pack: Callable[[str], bool]
+    ) -> Look:
+        """List the bucket and read what says what is new.
+
+        Raises:
+            ObjectStoreError: The store does not answer; what was seen is forgotten.
+        """
+        look = Look()
+        files: dict[PageId, FoundObject] = {}
+        packs: list[FoundObject] = []
+        lists: dict[str, int] = {}
+        for one in self._store.found():
+            if (name := parse_page_name(one.name)) is not None:
+                page = PageId(*name[1:])
+                look.page_files.add(page)
+                if not knows_page(page, one.name) and one.name not in self._strange:
+                    files[page] = one
+            elif tail_bytes(one.name) is not None:
+                look.packs.add(one.name)
+                if not knows_pack(one.name) and one.name not in self._strange:
+                    packs.append(one)
+            elif is_list(one.name):
+                lists[one.name] = one.size
+        with ThreadPoolExecutor(self._threads, thread_name_prefix="pie-object-look") as threads:
+            self._look_at_packs(look, packs, threads)
+            self._look_at_files(look, files, lists, threads)
+        self._is_first = False
+        look.list_bytes = sum(self._read.values())
+        look.pages.sort(key=lambda page: page.stored_ns)
+        return look
+
+    def _look_at_packs(
+        self, look: Look, packs: list[FoundObject], threads: ThreadPoolExecutor
+    ) -> None:
+        def tail(one: FoundObject) -> bytes | None:
+            size = tail_bytes(one.name) or 0
+            return self._store.get(one.name, max(0, one.size - size), size)
+
+        for one, data in zip(packs, threads.map(tail, packs), strict=True):
+            if data is None:
+                look.packs.discard(one.name)
+                continue
+            came, is_whole = self._pages.read_list(data)
+            if not came:
+                self._leave_alone(one.name, "a pack whose list is not of this cluster")
+                continue
+            if any(self._pages.is_locked(each.key_id) for each in came):
+                self._leave_alone(one.name, _LOCKED)
+                continue
+            if not is_whole:
+                log.warning("%s: a part of its list is not readable", one.name)
+            pack = ObjectPack(one.name, one.size)
+            for each in came:
+                home = ObjectHome(each.length, each.offset, pack)
+                look.pages.append(FoundPage(each.header, home, each.stored_ns))
+
+    def _look_at_files(
+        self,
+        look: Look,
+        files: dict[PageId, FoundObject],
+        lists: dict[str, int],
+        threads: ThreadPoolExecutor,
+    ) -> None:
+        told = self._read_lists(lists, threads)
+        found: list[tuple[FoundObject, Came]] = []
+        unknown: list[FoundObject] = []
+        for page, one in files.items():
+            came = told.get(page)
+            if came is None:
+                unknown.append(one)
+            elif self._pages.is_locked(came.key_id):
+                self._leave_alone(one.name, _LOCKED)
+            else:
+                found.append((one, came))
+        # The newest are those that no list had the time to take in.
+        unknown.sort(key=lambda one: one.stored_ns, reverse=True)
+        look.unread = max(0, len(unknown) - _MOST_HEADS)
+        read = [*_both(unknown[:_MOST_HEADS], threads.map(self._head, unknown[:_MOST_HEADS]))]
+        for one, head in read:
+            self._lists.add(head.header, one.size, head.key_id)
+        headers = [(one, came.header) for one, came in found]
+        headers += [(one, head.header) for one, head in read]
+        for one, header in headers:
+            look.pages.append(FoundPage(header, ObjectHome(one.size), one.stored_ns))
+        if len(lists) > MANY_LISTS and self._is_first:
+            # No page is known yet, so what the lists say is all in what was found.
+            kept = [Came(0, one.size, one.stored_ns, c.header, c.key_id) for one, c in found]
+            self._read = self._lists.merge(kept, list(lists))
+
+    def _read_lists(self, lists: dict[str, int], threads: ThreadPoolExecutor) -> dict[PageId, Came]:
+        """Return what lists say that were not read before."""
+        for gone in self._read.keys() - lists.keys():
+            del self._read[gone]
+        new = [name for name in lists if name not in self._read]
+        told: dict[PageId, Came] = {}
+        for name, data in zip(new, threads.map(self._store.get, new), strict=True):
+            if data is not None:
+                self._read[name] = lists[name]
+                for came in self._pages.read_list(data)[0]:
+                    told[PageId(came.header.key, came.header.part)] = came
+        return told
+
+    def _head(self, one: FoundObject) -> FileHeader | None:
+        data = self._store.get(one.name, 0, min(HEAD_BYTES, one.size) or 1)
+        if data is None:
+            return None
+        try:
+            head = self._pages.open_head(data, one.size)
+        except BadPage as error:
+            self._leave_alone(one.name, str(error))
+            return None
+        header = head.header
+        if parse_page_name(one.name) != (header.model_root, header.key, header.part):
+            self._leave_alone(one.name, "it is another page than its name says")
+            return None
+        if self._pages.is_locked(head.key_id):
+            self._leave_alone(one.name, _LOCKED)
+            return None
+        return head
+
+    def _leave_alone(self, name: str, why: str) -> None:
+        if not self._strange:
+            log.warning("%s is left alone, and others like it: %s", name, why)
+        if len(self._strange) < _MOST_STRANGE:
+            self._strange.add(name)
+
+
+def _both(
+    objects: Iterable[FoundObject], headers: Iterable[T | None]
+) -> Iterable[tuple[FoundObject, T]]:
+    for one, header in zip(objects, headers, strict=True):
+        if header is not None:
+            yield one, header

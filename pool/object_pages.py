@@ -1,0 +1,96 @@
+"""How the object tier makes the bytes of pages, packs and lists, and reads them.
+
+Covers packs of page files with the list at the end, and lists. Does not cover how a payload becomes
+a page file (`pie.pool.sealing`) or where objects lie (`pie.pool.object_names`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from typing_extensions import Buffer
+
+from pie.page.errors import BadPage, BadPageReason
+from pie.page.format import FileHeader, PageHeader
+from pie.pool.pack_index import Came, decode_records, encode_record
+from pie.pool.sealing import Sealing
+
+
+class SealedPage(NamedTuple):
+    """A page file, and what its pack's list says of it."""
+
+    header: PageHeader
+    data: bytes
+    key_id: bytes | None
+    """Which key it is encrypted with; None where it is not."""
+
+
+class PackBytes(NamedTuple):
+    """A pack, ready to be sent."""
+
+    data: bytes
+    lengths: list[int]
+    """Of each page file, in the order in which they lie one after another."""
+    tail_bytes: int
+    """Of the list at the end."""
+
+
+class ObjectPages:
+    """Makes and reads what is kept in a bucket. Thread-safe."""
+
+    def __init__(self, sealing: Sealing) -> None:
+        """Pack and encrypt as `sealing` does, and key lists with its secret."""
+        self._sealing = sealing
+        self._secret = sealing.secret
+        self.key_id: bytes | None = None
+        """Which key the latest page was encrypted with."""
+
+    def seal(self, header: PageHeader, payload: Buffer) -> SealedPage:
+        """Return the page file of a raw payload."""
+        sealed = self._sealing.seal(header, payload)
+        self.key_id = sealed.key_id
+        return SealedPage(header, b"".join(sealed.chunks), sealed.key_id)
+
+    def open(self, data: Buffer, header: PageHeader) -> memoryview:
+        """Return a page's payload, checked.
+
+        Raises:
+            BadPage: It is not the page that was stored, or is `LOCKED`.
+        """
+        found, payload = self._sealing.open(data, key=header.key, part=header.part)
+        if found != header:
+            raise BadPage(BadPageReason.WRONG_PAGE, f"its header is {found}")
+        return payload
+
+    def open_head(self, head: Buffer, file_bytes: int) -> FileHeader:
+        """Return what a page file says of itself, from its first bytes.
+
+        Raises:
+            BadPage: It does not begin like a page.
+        """
+        return self._sealing.open_head(head, file_bytes)
+
+    def is_locked(self, key_id: bytes | None) -> bool:
+        """Say whether a page that was found is encrypted with a key that is not here."""
+        return self._sealing.is_locked(key_id)
+
+    def pack(self, files: Sequence[SealedPage], stored_ns: int) -> PackBytes:
+        """Return a pack of page files."""
+        came = []
+        at = 0
+        for file in files:
+            came.append(Came(at, len(file.data), stored_ns, file.header, file.key_id))
+            at += len(file.data)
+        tail = self.listed(came)
+        data = b"".join([*(file.data for file in files), tail])
+        return PackBytes(data, [len(file.data) for file in files], len(tail))
+
+    def listed(self, pages: Sequence[Came]) -> bytes:
+        """Return a list of pages."""
+        return b"".join(encode_record(came, self._secret) for came in pages)
+
+    def read_list(self, data: bytes) -> tuple[list[Came], bool]:
+        """Return the pages in a list, and whether nothing else is in it."""
+        records, is_whole = decode_records(data, self._secret)
+        return [record for record in records if isinstance(record, Came)], is_whole
