@@ -446,5 +446,6 @@ class ObjectTier:
 
 def _span(entry: ObjectEntry, home: ObjectHome) -> Span:
     """Return which bytes of which object a page is."""
-    name = name_of(entry) if home.pack is None else home.pack.name
-    return Span(name, home.start, home.length)
+    if home.pack is None:
+        return Span(name_of(entry), 0, home.length, is_whole=True)
+    return Span(home.pack.name, home.start, home.length)

@@ -29,6 +29,8 @@ class Span(NamedTuple):
     name: str
     start: int
     length: int
+    is_whole: bool = False
+    """All of the object is meant, whatever its size: another node may have packed it better."""
 
 
 class _Ahead(NamedTuple):
@@ -76,7 +78,7 @@ class ObjectReader:
             raise ObjectStoreError(
                 StoreFailure.TIMEOUT, f"no answer within {self._timeout_s:g} s"
             ) from None
-        if data is None or len(data) == span.length:
+        if data is None or span.is_whole or len(data) == span.length:
             return data
         return data[ahead.start : ahead.start + span.length]
 
@@ -91,7 +93,7 @@ class ObjectReader:
                 self._forget(AHEAD_BYTES - size)
                 if self._ahead_bytes + size > AHEAD_BYTES or self._waiting >= _MOST_WAITING:
                     return
-                whole = Span(run[0].name, run[0].start, size)
+                whole = Span(run[0].name, run[0].start, size, run[0].is_whole)
                 if all(span in self._ahead for span in run):
                     continue
                 future = self._submit(whole)
@@ -133,7 +135,8 @@ class ObjectReader:
         return future
 
     def _read(self, span: Span) -> bytes | None:
-        data = self._store.get(span.name, span.start, span.length)
+        where = () if span.is_whole else (span.start, span.length)
+        data = self._store.get(span.name, *where)
         with self._lock:
             self.requests += 1
             self.read_bytes += 0 if data is None else len(data)

@@ -275,6 +275,10 @@ def test_a_store_that_cannot_be_used_is_off_with_the_reason(
     assert read(tier, id_of(header)) is LookupStatus.MISS
 
 
+def takes_stores(health: ObjectHealth) -> bool:
+    return health.takes_stores
+
+
 def state(health: ObjectHealth) -> ObjectState:
     """Return the state as it is now, whatever it was a line before."""
     return health.state
@@ -299,7 +303,7 @@ def test_a_breaker_opens_after_three_failures_in_a_row_and_closes_after_one_good
     assert health.begin_probe()
     assert not health.begin_probe(), "one request finds out, not many"
     assert state(health) is ObjectState.PROBING
-    assert not health.takes_stores
+    assert not takes_stores(health)
     health.end_probe(None)
     assert state(health) is ObjectState.OK
     assert health.opened == 1
@@ -326,8 +330,8 @@ def test_a_refused_store_is_tried_again_after_half_a_minute() -> None:
     assert not health.failed(failing(StoreFailure.DENIED), "store")
     assert state(health) is ObjectState.READ_ONLY
     assert not health.is_off
-    assert not health.takes_stores
+    assert not takes_stores(health)
     now[0] = 30.0
-    assert health.takes_stores
+    assert takes_stores(health)
     health.worked("store")
     assert state(health) is ObjectState.OK
