@@ -1,21 +1,23 @@
 """A real S3 server for tests: one for each test process, and a prefix for each test."""
 
+from __future__ import annotations
+
 import itertools
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from pie.cluster.local_s3 import BUCKET, ENVIRONMENT, LocalS3
 from pie.pool.settings import PoolSettings
 
-_prefixes = itertools.count(1)
+if TYPE_CHECKING:
+    from pie.cluster.local_s3 import LocalS3
 
-# Read by boto3 wherever a test, or a process that it starts, makes a client.
-os.environ.update(ENVIRONMENT, AWS_EC2_METADATA_DISABLED="true", AWS_CONFIG_FILE="/nowhere")
+_prefixes = itertools.count(1)
 
 
 @pytest.fixture(scope="session")
@@ -44,7 +46,7 @@ def settings_for(server: LocalS3, **more: object) -> PoolSettings:
 def settings_for_url(url: str, **more: object) -> PoolSettings:
     """Return settings for the server at `url`; see `settings_for`."""
     given: dict[str, object] = {
-        "object_bucket": BUCKET,
+        "object_bucket": "pages",
         "object_endpoint_url": url,
         "object_prefix": f"test{next(_prefixes)}",
         "object_budget": "64MiB",
@@ -57,6 +59,11 @@ def settings_for_url(url: str, **more: object) -> PoolSettings:
 
 
 def _server() -> Iterator[LocalS3]:
+    # Only tests that want a server pay for importing boto3.
+    from pie.cluster.local_s3 import ENVIRONMENT, LocalS3  # noqa: PLC0415
+
+    # Read by boto3 wherever a test, or a process that it starts, makes a client.
+    os.environ.update(ENVIRONMENT, AWS_EC2_METADATA_DISABLED="true", AWS_CONFIG_FILE="/nowhere")
     folder = Path(tempfile.mkdtemp(prefix="pie-s3-"))
     server = LocalS3(folder)
     try:
