@@ -27,7 +27,7 @@ FOLDERS := $(sort $(notdir $(wildcard typings/pie/*)))
 STAMP := $(VENV)/.installed-$(subst $() ,-,$(FOLDERS))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve demo check test soak bench bench-inferlets bench-peers bench-policies format constraints clean
+.PHONY: help setup serve demo demo-pool check test soak bench bench-inferlets bench-peers bench-policies format constraints clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -39,6 +39,9 @@ serve: $(STAMP)  ## Serve the model on http://127.0.0.1:8000 (ARGS: what `pie se
 
 demo: $(STAMP)  ## Show prefix reuse at work, then stop
 	$(BIN)/pie demo $(ARGS)
+
+demo-pool: $(STAMP)  ## Show a conversation that outlives the cluster, its pages in an object store
+	$(BIN)/pie demo-pool $(ARGS)
 
 check: $(STAMP)  ## The gate: format, lint, types, the import map
 	$(BIN)/ruff format --check .

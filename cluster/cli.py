@@ -219,6 +219,17 @@ def run(
     raise typer.Exit(0 if ended_well else 1)
 
 
+@app.command("demo-pool")
+def demo_pool(config: ConfigFile = None) -> None:
+    """Show a conversation that outlives the cluster, its pages in an S3 server of the demo's own."""
+    from pie.cluster.demo_pool import run_pool_demo  # noqa: PLC0415
+
+    with _signals(), sentences():
+        loaded = _load(config, {("router", "port"): ("pie demo-pool", 0)})
+        shown_all = run_pool_demo(loaded.config, Console(), _report)
+    raise typer.Exit(0 if shown_all else 1)
+
+
 @config_app.command("show")
 def config_show(config: ConfigFile = None) -> None:
     """Print the values in force and where each came from."""

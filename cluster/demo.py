@@ -34,7 +34,7 @@ _POOL_POLL_S = 0.2
 _WANTED_SHARE = 0.9
 """Least share of a later turn's full pages that must not be computed again."""
 
-_SYSTEM = """\
+SYSTEM = """\
 You are the guide of a small harbour museum. Answer in one or two short sentences, and only from
 what the notes say. The notes follow.
 
@@ -52,12 +52,12 @@ open so that its air tanks can be seen. The museum opens at ten and closes at fi
 at all. The ticket costs six crowns, and nothing for those under twelve. The café on the pier
 serves fish soup until it is gone."""
 
-_TURNS = (
+TURNS = (
     "Who dug the harbour, and when?",
     "What did the keeper do in the great storm?",
     "Which boat may children board?",
 )
-_LAST_TURN = "When does the museum open?"
+LAST_TURN = "When does the museum open?"
 
 _QUESTIONS = (
     "May I sell software that is under this licence?",
@@ -128,16 +128,16 @@ class _Demo:
 
     def run(self, page_tokens: int) -> bool:
         """Hold the conversation, the burst and the moved turn; say whether all was as it should."""
-        conversation: list[ChatCompletionMessageParam] = [{"role": "system", "content": _SYSTEM}]
+        conversation: list[ChatCompletionMessageParam] = [{"role": "system", "content": SYSTEM}]
         turns = [
             self._turn(conversation, f"turn {number}", question)
-            for number, question in enumerate(_TURNS, start=1)
+            for number, question in enumerate(TURNS, start=1)
         ]
         burst = self._burst()
         self._await_pool()
         other = next(name for name in self._workers if name != turns[-1].worker)
-        moved = self._turn(conversation, "turn 4, moved", _LAST_TURN, place=other)
-        self._show([*turns, *burst, moved])
+        moved = self._turn(conversation, "turn 4, moved", LAST_TURN, place=other)
+        show([*turns, *burst, moved], self._console)
         problems = [
             f"{turn.name} computed more than {1 - _WANTED_SHARE:.0%} of its full pages anew"
             for turn in [*turns[1:], moved]
@@ -193,38 +193,7 @@ class _Demo:
         name: str,
         place: str | None = None,
     ) -> Answer:
-        start_s = time.perf_counter()
-        first_s: float | None = None
-        pieces: list[str] = []
-        usage = None
-        raw = self._client.chat.completions.with_raw_response.create(
-            model=self._model,
-            messages=messages,
-            max_tokens=_ANSWER_TOKENS,
-            temperature=0,
-            stream=True,
-            stream_options={"include_usage": True},
-            extra_headers={"x-pie-place": place} if place else {},
-        )
-        for event in raw.parse():
-            if event.choices and event.choices[0].delta.content:
-                first_s = first_s or time.perf_counter()
-                pieces.append(event.choices[0].delta.content)
-            usage = event.usage or usage
-        end_s = time.perf_counter()
-        assert usage is not None
-        first_s = first_s or end_s
-        details = usage.prompt_tokens_details
-        return Answer(
-            name=name,
-            worker=raw.headers["x-pie-worker"],
-            prompt_tokens=usage.prompt_tokens,
-            cached_tokens=(details.cached_tokens if details else 0) or 0,
-            cached_from=raw.headers.get("x-pie-cached-from", ""),
-            first_token_s=first_s - start_s,
-            tokens_per_s=(usage.completion_tokens - 1) / max(end_s - first_s, 1e-9),
-            text="".join(pieces),
-        )
+        return ask(self._client, self._model, messages, name, place)
 
     def _await_pool(self) -> None:
         """Wait until the pool holds what the workers have made."""
@@ -238,33 +207,75 @@ class _Demo:
             before = pages
             time.sleep(_POOL_POLL_S * 5)
 
-    def _show(self, answers: list[Answer]) -> None:
-        table = Table(
-            title="What was computed, and what was not", box=None, header_style="bold underline"
+
+def ask(
+    client: OpenAI,
+    model: str,
+    messages: list[ChatCompletionMessageParam],
+    name: str,
+    place: str | None = None,
+) -> Answer:
+    """Ask greedily, at one place where that is named, and return answer and timing."""
+    start_s = time.perf_counter()
+    first_s: float | None = None
+    pieces: list[str] = []
+    usage = None
+    raw = client.chat.completions.with_raw_response.create(
+        model=model,
+        messages=messages,
+        max_tokens=_ANSWER_TOKENS,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_headers={"x-pie-place": place} if place else {},
+    )
+    for event in raw.parse():
+        if event.choices and event.choices[0].delta.content:
+            first_s = first_s or time.perf_counter()
+            pieces.append(event.choices[0].delta.content)
+        usage = event.usage or usage
+    end_s = time.perf_counter()
+    assert usage is not None
+    first_s = first_s or end_s
+    details = usage.prompt_tokens_details
+    return Answer(
+        name=name,
+        worker=raw.headers["x-pie-worker"],
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=(details.cached_tokens if details else 0) or 0,
+        cached_from=raw.headers.get("x-pie-cached-from", ""),
+        first_token_s=first_s - start_s,
+        tokens_per_s=(usage.completion_tokens - 1) / max(end_s - first_s, 1e-9),
+        text="".join(pieces),
+    )
+
+
+def show(answers: list[Answer], console: Console) -> None:
+    """Print what was computed for each answer, and what was not."""
+    table = Table(
+        title="What was computed, and what was not", box=None, header_style="bold underline"
+    )
+    for heading, justify in (
+        ("request", "left"),
+        ("worker", "left"),
+        ("prompt", "right"),
+        ("cached", "right"),
+        ("from", "left"),
+        ("first token", "right"),
+        ("tok/s", "right"),
+    ):
+        table.add_column(heading, justify="right" if justify == "right" else "left", no_wrap=True)
+    for one in answers:
+        table.add_row(
+            one.name,
+            one.worker,
+            str(one.prompt_tokens),
+            str(one.cached_tokens),
+            one.cached_from,
+            f"{one.first_token_s * 1000:.0f} ms",
+            f"{one.tokens_per_s:.1f}",
         )
-        for heading, justify in (
-            ("request", "left"),
-            ("worker", "left"),
-            ("prompt", "right"),
-            ("cached", "right"),
-            ("from", "left"),
-            ("first token", "right"),
-            ("tok/s", "right"),
-        ):
-            table.add_column(
-                heading, justify="right" if justify == "right" else "left", no_wrap=True
-            )
-        for one in answers:
-            table.add_row(
-                one.name,
-                one.worker,
-                str(one.prompt_tokens),
-                str(one.cached_tokens),
-                one.cached_from,
-                f"{one.first_token_s * 1000:.0f} ms",
-                f"{one.tokens_per_s:.1f}",
-            )
-        self._console.print(table)
+    console.print(table)
 
 
 def _document() -> str:

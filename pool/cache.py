@@ -120,7 +120,9 @@ class TieredCache:
         count = 0
         for at, shelf in enumerate(self._shelves):
             for header in shelf.level.tier.pages():
-                self._record(at, id_of(header), header)
+                page = id_of(header)
+                if page not in shelf.held:
+                    self._record(at, page, header)
                 count += 1
         return count
 

@@ -119,6 +119,21 @@ class Serving:
             assert time.monotonic() < deadline_s, f"{name} is {seen}: {self.text}{self.logs()}"
             time.sleep(0.1)
 
+    def wait_until_kept(self, timeout_s: float = 60.0) -> None:
+        """Wait until all pages of the pool are in its bucket."""
+        deadline_s = time.monotonic() + timeout_s
+        seen: list[tuple[float, ...]] = []
+        names = ("pages.pool_ram", "pages.pool_object", "object_buffered_bytes")
+        while True:
+            gauges = httpx.get(f"{self.url}/status", timeout=5).json()["pool"][0]["gauges"]
+            seen.append(tuple(gauges.get(name, 0) for name in names))
+            # Twice the same: workers send what they have made a moment later.
+            if len(seen) > 3 and len(set(seen[-3:])) == 1 and 0 < seen[-1][0] <= seen[-1][1]:
+                assert seen[-1][2] == 0
+                return
+            assert time.monotonic() < deadline_s, f"{names} were {seen[-5:]}: {self.logs()}"
+            time.sleep(0.3)
+
     def logs(self) -> str:
         """Return the parts' log files."""
         files = sorted((self.folder / "logs").glob("*.log"))
