@@ -2,7 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,20 @@ from tests.pool.object_places import objects
 from tests.pool.places import SamplePages, until
 
 pytestmark = pytest.mark.live
+
+
+@pytest.fixture
+async def start_node(start_node: StartNode) -> AsyncIterator[StartNode]:
+    """Starts nodes; no page moves any more when they are checked at the end."""
+    nodes: list[PoolNode] = []
+
+    async def start(*arguments: Any, **settings: Any) -> PoolNode:
+        nodes.append(await start_node(*arguments, **settings))
+        return nodes[-1]
+
+    yield start
+    for node in nodes:
+        await asyncio.to_thread(node._mover.close)
 
 
 @pytest.fixture
