@@ -96,10 +96,10 @@ class LocalS3:
             self._process.kill()
             self._process.wait()
             self._process = None
-            for name, port in self._ports.items():
+            for port in self._ports.values():
                 # It puts these into a folder of its own choice, and leaves them when it is killed.
-                role = name.removesuffix(".grpc")
-                Path(f"/tmp/seaweedfs-{role}-grpc-{port}.sock").unlink(missing_ok=True)  # noqa: S108
+                for path in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):  # noqa: S108
+                    path.unlink(missing_ok=True)
 
     def _write_configuration(self) -> None:
         user = {
