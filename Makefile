@@ -4,7 +4,7 @@
 #   TORCH_INDEX=URL     where else to look for torch. On Linux, PyPI's build is for CUDA and takes several
 #                       GB; a machine without a GPU wants https://download.pytorch.org/whl/cpu
 #   PEERS=FOLDER        where `make bench-peers` installs other engines (3.5 GB)
-#   TRACE=FILE          a trace in Mooncake's format for `make bench-policies`
+#   TRACE=FILE          a trace in Mooncake's format for `make bench-policies` and `bench-routing`
 #   ARGS="…"            passed on to `pie`, pytest or the benchmarks
 
 PYTHON ?= python3
@@ -27,10 +27,10 @@ FOLDERS := $(sort $(notdir $(wildcard typings/pie/*)))
 STAMP := $(VENV)/.installed-$(subst $() ,-,$(FOLDERS))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve demo demo-pool check test soak bench bench-inferlets bench-peers bench-policies format constraints clean
+.PHONY: help setup serve demo demo-pool check test soak bench bench-inferlets bench-peers bench-policies bench-routing format constraints clean
 
 help:  ## Show this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
 
 setup: $(STAMP)  ## Make .venv: Pie, its tools and a small model
 
@@ -63,6 +63,9 @@ bench-inferlets: $(STAMP)  ## Measure what inferlets cost and what eviction give
 
 bench-policies: $(STAMP)  ## Hit rates of policies (TRACE=FILE: a trace in Mooncake's format)
 	PIE_TRACE=$(TRACE) $(BIN)/python -m benchmarks policies
+
+bench-routing: $(STAMP)  ## Routing in simulation (TRACE=FILE: a trace in Mooncake's format)
+	PIE_TRACE=$(TRACE) $(BIN)/python -m benchmarks routing
 
 bench-peers: $(STAMP)  ## Compare with other engines, installed in PEERS
 	$(BIN)/python -m benchmarks.peers --venv $(PEERS) $(ARGS)

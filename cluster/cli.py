@@ -7,6 +7,7 @@ the work itself (`pie.cluster.launch`, `.pool_process`, `.status`, `.demo`).
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
 import signal
@@ -24,12 +25,11 @@ from rich.table import Table
 
 from pie.cluster import policy_command
 from pie.cluster.config import Key, LoadedConfig, load_config, masked
-from pie.cluster.errors import NotRunningError
 from pie.cluster.pages import pages_app
 from pie.cluster.reference import reference_page, shown
 from pie.cluster.sentences import sentences
+from pie.cluster.simulating import simulate
 from pie.cluster.stopping import Stop, ask_to_stop
-from pie.router.settings import RouterSettings
 
 app = typer.Typer(
     help="Serve large language models and never compute the same prefix twice.",
@@ -155,11 +155,11 @@ def status(
     at: Annotated[str | None, typer.Option(help="Address of a router, http://HOST:PORT.")] = None,
 ) -> None:
     """Show a running cluster's workers, pool nodes, index mode and hit rate."""
-    from pie.cluster.status import show_status  # noqa: PLC0415
+    from pie.cluster.status import router_url, show_status  # noqa: PLC0415
 
     with sentences():
         router = _load(config).config.router
-        show_status(_address(router, at), router.api_token.get_secret_value(), Console())
+        show_status(router_url(router, at), router.api_token.get_secret_value(), Console())
 
 
 @app.command()
@@ -172,12 +172,13 @@ def explain(
 ) -> None:
     """Show which workers a request could have gone to, and why its tokens were computed."""
     from pie.cluster.explain import show_explained  # noqa: PLC0415
+    from pie.cluster.status import router_url  # noqa: PLC0415
 
     with sentences():
         router = _load(config).config.router
         token = router.api_token.get_secret_value()
         console = Console(highlight=False, markup=False, soft_wrap=True)
-        show_explained(_address(router, at), token, request_id, console)
+        show_explained(router_url(router, at), token, request_id, console)
 
 
 @app.command()
@@ -230,6 +231,13 @@ def demo_pool(config: ConfigFile = None) -> None:
     raise typer.Exit(0 if shown_all else 1)
 
 
+@app.command("simulate")
+@functools.wraps(simulate)
+def _simulate(*arguments: object, **named: object) -> None:
+    with sentences():
+        simulate(*arguments, **named)  # type: ignore[arg-type]
+
+
 @config_app.command("show")
 def config_show(config: ConfigFile = None) -> None:
     """Print the values in force and where each came from."""
@@ -273,14 +281,6 @@ def policy_schema() -> None:
 
 def _load(config: Path | None, flags: dict[Key, tuple[str, object]] | None = None) -> LoadedConfig:
     return load_config(config, os.environ, flags)
-
-
-def _address(router: RouterSettings, at: str | None) -> str:
-    """Return where a router is asked."""
-    if not router.port and not at:
-        raise NotRunningError("router.port is 0, so the port was picked: name it with --at")
-    host = f"[{router.host}]" if ":" in router.host else router.host
-    return (at or f"http://{host}:{router.port}").rstrip("/")
 
 
 def _say(text: str) -> None:

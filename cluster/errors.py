@@ -4,7 +4,8 @@
     ├── ConfigError        the configuration is wrong; every problem at once
     ├── StartError         the cluster cannot start, and why, in one sentence
     ├── NotRunningError    no cluster answers where one was looked for
-    └── UnknownRequestError a router knows nothing of the request that was asked about
+    ├── UnknownRequestError a router knows nothing of the request that was asked about
+    └── SimulationError    a trace, a policy file or a cluster that cannot be simulated
 
 Each is shown to a person as it is, without a traceback; the `pie` command ends with exit code 2.
 """
@@ -39,3 +40,7 @@ class NotRunningError(ClusterError):
 
 class UnknownRequestError(ClusterError):
     """A router knows nothing of a request."""
+
+
+class SimulationError(ClusterError):
+    """A trace, a policy file or a cluster that cannot be simulated; the message says all of it."""

@@ -14,9 +14,24 @@ from rich.console import Console
 from rich.table import Table
 
 from pie.cluster.errors import NotRunningError
+from pie.router.settings import RouterSettings
 from pie.router.status import ClusterStatus, PlaceLine, WorkerLine
 
 _TIMEOUT_S = 5.0
+
+
+def router_url(settings: RouterSettings, at: str | None) -> str:
+    """Return where a router is: at `at`, or where the configuration lets it listen.
+
+    Raises:
+        NotRunningError: Neither says.
+    """
+    if at:
+        return at.rstrip("/")
+    if not settings.port:
+        raise NotRunningError("router.port is 0, so the port was picked: name it with --at")
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    return f"http://{host}:{settings.port}"
 
 
 def fetch_status(url: str, token: str) -> ClusterStatus:

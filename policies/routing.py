@@ -29,6 +29,8 @@ class RequestView:
     """The conversation that it belongs to, as its client names it."""
     keys: Sequence[PageKey] = ()
     """Names of the prompt's full pages."""
+    hot_tokens: int = 0
+    """Leading tokens that many requests share that run now, wherever they run."""
 
 
 @dataclass(frozen=True, slots=True)

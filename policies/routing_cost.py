@@ -42,8 +42,9 @@ are not known better."""
 class CostRouting:
     """Least estimated time to first token; a tie goes to the conversation's worker, or the less loaded.
 
-    A prefix that many want spreads by itself: once the queue at its holder takes longer than the prefill
-    of the prefix counts elsewhere, the next request goes elsewhere and leaves a copy there.
+    A prefix that many want spreads by itself: once the queue at its holder takes longer than computing the
+    prefix elsewhere, the next request goes elsewhere and leaves a copy there. Its tokens count no more than
+    their prefill, because a copy serves the others too.
 
     Args:
         miss_weight: How much more a missing token counts than its own prefill.
@@ -73,7 +74,8 @@ class CostRouting:
     def choose(self, request: RequestView, workers: Sequence[WorkerView]) -> Choice:
         """Return the worker for `request`, and every candidate's cost, best first.
 
-        `Cost.prefill_ms` is the prefill itself; `total_ms` counts it `miss_weight` times.
+        `Cost.prefill_ms` is the prefill itself; `total_ms` counts it `miss_weight` times, and once where
+        the prompt is hot.
         """
         ranked = sorted(
             ((self.cost(request, worker), worker) for worker in workers),
@@ -107,10 +109,18 @@ class CostRouting:
                 missing -= loaded
         wait_ms = worker.wait_ms
         prefill_ms = missing * ms_per_token
+        # A copy of what many want at this moment pays for the page that it displaces.
+        held = request.prompt_tokens - missing
+        hot = min(missing, max(0, request.hot_tokens - held))
+        displaced_ms = (missing - hot) * ms_per_token
         decode_share_ms = max(worker.running, 0) * worker.decode_step_ms * self._decode_share
         return Cost(
             place=worker.place,
-            total_ms=wait_ms + load_ms + self._miss_weight * prefill_ms + decode_share_ms,
+            total_ms=wait_ms
+            + load_ms
+            + prefill_ms
+            + (self._miss_weight - 1) * displaced_ms
+            + decode_share_ms,
             wait_ms=wait_ms,
             load_ms=load_ms,
             prefill_ms=prefill_ms,

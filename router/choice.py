@@ -7,6 +7,7 @@ policy is shown, and containing a policy that fails. Does not cover the policies
 
 from __future__ import annotations
 
+import bisect
 import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,6 +34,8 @@ _NEAREST = ((Tier.HOST, "host"), (Tier.DISK, "disk"))
 _DEVICE = 1 << Tier.DEVICE
 _MOST_SESSIONS = 65_536
 """Conversations of which it is remembered where they are: the latest ones, some 10 MB."""
+_HOT_REQUESTS = 8
+"""A page that so many requests share at this moment is hot."""
 _HOP_PAGES = 64
 """Pages asked for where a run goes on at another pool node: two of the groups that nodes keep."""
 
@@ -117,7 +120,14 @@ class Chooser:
             )
         (_, page_tokens), runs = next(iter(runs_by_root.items()))
         choice = self._decide(
-            RequestView(request_id, tokens, page_tokens, session, runs.keys),
+            RequestView(
+                request_id,
+                tokens,
+                page_tokens,
+                session,
+                runs.keys,
+                _hot_pages(runs.keys, links) * page_tokens,
+            ),
             [view for view, _ in views.values()],
         )
         if conversation is not None:
@@ -157,20 +167,37 @@ class Chooser:
         return self._fallback.choose(request, workers)
 
 
+def _hot_pages(keys: Sequence[PageKey], links: Sequence[WorkerBooks]) -> int:
+    """Return how many leading pages at least `_HOT_REQUESTS` requests share now."""
+    # Who has a page has those before it, so that the first one that is not hot is found by bisection.
+    return bisect.bisect_left(
+        keys,
+        True,
+        key=lambda key: sum(link.inflight_keys[key] for link in links) < _HOT_REQUESTS,
+    )
+
+
 class _Runs:
     """Who holds the pages of one prompt."""
 
     def __init__(self, index: IndexReader, keys: Sequence[PageKey]) -> None:
         self.keys = keys
-        places = index.places()
+        self._index = index
+        self._pool_nodes = {
+            place for place, record in index.places().items() if record.kind is PlaceKind.POOL
+        }
         self._runs = index.matches(keys) if keys else {}
-        self._pool = self._pooled(index, places)
+        self._pooled: dict[int, _Segments] = {}
 
     def held(self, link: WorkerBooks) -> Held:
         """Return what `link`'s worker could use."""
         record = link.record
         own = self._runs.get(record.place, ())
-        held = held_pages(_segments(own), self._pool, record)
+        pool = self._pool(0)
+        if self._pool_nodes and sum(pages for _, pages in pool) < len(own):
+            # The pool may go on where the worker ends, without what the worker has.
+            pool = self._pool(len(own))
+        held = held_pages(_segments(own), pool, record)
         making = 0
         inflight = link.inflight_keys
         if inflight:
@@ -180,32 +207,32 @@ class _Runs:
                 making += 1
         return in_the_making(held, making)
 
-    def _pooled(self, index: IndexReader, places: Mapping[PlaceId, PlaceRecord]) -> _Segments:
-        """Return the leading run that pool nodes hold together.
+    def _pool(self, start: int) -> _Segments:
+        """Return the run that pool nodes hold together from page `start` on; before it they hold nothing.
 
         Groups of pages are spread over nodes, so that a run goes on at another node where it ends.
         """
-        segments: list[tuple[PartMask, int]] = []
-        runs, at, asked = self._runs, 0, 0
-        while True:
-            best = max(
-                (
-                    run
-                    for place, run in runs.items()
-                    if place in places and places[place].kind is PlaceKind.POOL
-                ),
-                key=len,
-                default=None,
-            )
+        known = self._pooled.get(start)
+        if known is not None:
+            return known
+        segments: list[tuple[PartMask, int]] = [(PartMask(0), start)] if start else []
+        at, asked = start, 0
+        while at < len(self.keys) and self._pool_nodes:
+            if at:
+                # All that is left, at every hop, would be quadratic.
+                asked = max(2 * asked, _HOP_PAGES)
+                runs = self._index.matches(self.keys[at : at + asked])
+            else:
+                runs, asked = self._runs, len(self.keys)
+            nodes = (run for place, run in runs.items() if place in self._pool_nodes)
+            best = max(nodes, key=len, default=None)
             if not best:
-                return segments
+                break
             segments += _segments(best)
             at += len(best)
-            if at >= len(self.keys):
-                return segments
-            # All that is left, at every hop, would be quadratic.
-            asked = 2 * asked if len(best) == asked else _HOP_PAGES
-            runs = index.matches(self.keys[at : at + asked])
+            asked = asked if len(best) == asked else 0
+        self._pooled[start] = segments
+        return segments
 
 
 def view(

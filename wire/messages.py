@@ -273,8 +273,10 @@ class Started(msgspec.Struct, frozen=True, array_like=True):
 
     cached: CachedTokens
     queued_ms: float
+    """What is left of the time to the first token: waiting for others."""
     load_ms: float
     prefill_ms: float
+    """Time of the steps that computed the prompt, its share of them."""
     load: LoadDecision | None = None
     """None where no page beyond device memory was looked for."""
     missed_from: int = 0

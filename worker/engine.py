@@ -382,6 +382,8 @@ class Engine:
         self._counters.decode_tokens += decode
         for index, chunk in enumerate(plan.chunks):
             generation = self._by_number[chunk.sequence.number]
+            if chunk.tokens > 1:
+                chunk.sequence.prefill_s += (now_s - started_s) * chunk.tokens / prefill
             try:
                 self._finish(generation, chunk, index, outcome, now_s)
             except Exception as error:

@@ -14,7 +14,6 @@ from pie.tokens.detokenizer import Detokenizer
 from pie.tokens.stops import StopMatcher
 from pie.tokens.tokenizer import Tokenizer
 from pie.wire.messages import (
-    CachedTokens,
     FinishReason,
     Generate,
     PositionLogprobs,
@@ -170,17 +169,4 @@ class Generation:
         if self._first_token_s is not None:
             return None
         self._first_token_s = now_s
-        sequence = self.sequence
-        admitted_s = now_s if sequence.admitted_s is None else sequence.admitted_s
-        return Started(
-            cached=CachedTokens(
-                device=sequence.cached_device,
-                **{tier.value: tokens for tier, tokens in sequence.cached_by_load.items()},
-            ),
-            queued_ms=(admitted_s - sequence.arrived_s) * 1e3,
-            load_ms=sequence.load_s * 1e3,
-            prefill_ms=max(0.0, now_s - admitted_s - sequence.load_s) * 1e3,
-            load=sequence.load_decision,
-            missed_from=sequence.missed_from,
-            missed=sequence.told_missed,
-        )
+        return self.sequence.started(now_s)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from pie.wire.messages import LoadDecision, MissedPages, MissReason
+from pie.wire.messages import CachedTokens, LoadDecision, MissedPages, MissReason, Started
 from pie.worker.load_choice import Loaded, LoadTier, chosen_pages
 from pie.worker.working_set import WorkingSet
 
@@ -43,6 +43,8 @@ class Sequence:
     admitted_s: float | None = None
     """When it first got a place among the running."""
     load_s: float = 0.0
+    prefill_s: float = 0.0
+    """Time of the steps that computed its prompt, its share of them."""
     reached: int = field(default=0)
     """Most tokens whose state it ever had; winning those again after pre-emption is no hit."""
     cached_device: int = 0
@@ -97,6 +99,22 @@ class Sequence:
         gained = max(0, self.working_set.computed - self.reached)
         self.reached += gained
         return gained
+
+    def started(self, now_s: float) -> Started:
+        """Return how it began, at its first token."""
+        waited_s = now_s - self.arrived_s - self.load_s - self.prefill_s
+        return Started(
+            cached=CachedTokens(
+                device=self.cached_device,
+                **{tier.value: tokens for tier, tokens in self.cached_by_load.items()},
+            ),
+            queued_ms=max(0.0, waited_s) * 1e3,
+            load_ms=self.load_s * 1e3,
+            prefill_ms=self.prefill_s * 1e3,
+            load=self.load_decision,
+            missed_from=self.missed_from,
+            missed=self.told_missed,
+        )
 
     def note_loaded(self, won: int, sources: Iterable[Loaded], page_tokens: int) -> None:
         """Count the `won` tokens of a load; `sources` are in their order, the pool has the rest."""

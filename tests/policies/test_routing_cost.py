@@ -50,6 +50,16 @@ def test_one_shared_page_does_not_chase_requests_to_a_busy_worker() -> None:
     assert chosen(worker("a", 16, queued=1_000), worker("b")) == "b"
 
 
+def test_what_many_share_goes_elsewhere_once_computing_it_there_is_sooner() -> None:
+    hot = RequestView("r", prompt_tokens=1_000, page_tokens=16, hot_tokens=1_000)
+    workers = worker("a", 900, queued=901), worker("b")
+    assert chosen(*workers, request=hot) == "b"
+    assert chosen(*workers) == "a"
+    partly = RequestView("r", prompt_tokens=1_000, page_tokens=16, hot_tokens=600)
+    assert chosen(worker("a", 900, queued=2_000), worker("b"), request=partly) == "a"
+    assert chosen(worker("a", 900, queued=2_200), worker("b"), request=partly) == "b"
+
+
 def test_a_miss_goes_to_the_less_loaded() -> None:
     assert chosen(worker("a", queued=10), worker("b")) == "b"
     assert chosen(worker("a", running=3), worker("b", running=2)) == "b"

@@ -22,6 +22,7 @@ from pie.page.events import (
 )
 from pie.page.key import PageKey, RootKey, page_keys, tenant_root
 from pie.policies.routing import Choice, RequestView, RoutingPolicy, WorkerView
+from pie.policies.routing_cost import CostRouting
 from pie.router.choice import Chooser, Held, held_pages, in_the_making
 from pie.router.link import WorkerLink
 from pie.router.metrics import RouterMetrics
@@ -158,10 +159,36 @@ def test_a_run_goes_on_at_another_pool_node() -> None:
     assert fleet.choose()[1] == 9 * PAGE
 
 
+def test_the_pool_may_go_on_where_a_worker_ends() -> None:
+    fleet = Fleet()
+    fleet.mirror.place_up(record("p0", PlaceKind.POOL))
+    fleet.mirror.place_up(record("p1", PlaceKind.POOL))
+    fleet.store("w1", Tier.DEVICE, slice(3))
+    fleet.store("p0", Tier.POOL_RAM, slice(3, 5))
+    fleet.store("p1", Tier.POOL_RAM, slice(5, 9))
+    assert fleet.choose() == ("w1", 9 * PAGE)
+
+
 def test_a_prefix_in_the_making_draws_the_next_request() -> None:
     fleet = Fleet()
     fleet.links[1].inflight_keys.update(page_keys(ROOT, TOKENS, PAGE)[:6])
     assert fleet.choose() == ("w1", 6 * PAGE)
+
+
+@pytest.mark.parametrize(("sharing", "hot_pages"), [(7, 0), (8, 6)])
+def test_pages_that_many_requests_share_now_are_hot(sharing: int, hot_pages: int) -> None:
+    seen: list[int] = []
+
+    class Watching(CostRouting):
+        def choose(self, request: RequestView, workers: Sequence[WorkerView]) -> Choice:
+            seen.append(request.hot_tokens)
+            return super().choose(request, workers)
+
+    fleet = Fleet(Watching())
+    for number in range(sharing):
+        fleet.links[number % 2].inflight_keys.update(page_keys(ROOT, TOKENS, PAGE)[:6])
+    fleet.choose()
+    assert seen == [hot_pages * PAGE]
 
 
 def test_a_prompt_without_a_full_page_goes_by_load() -> None:

@@ -1,0 +1,128 @@
+"""Routing on a real trace, in simulation: hit rates and times to first token, beside other routers' rules.
+
+The trace is Mooncake's conversation trace (FAST '25), as the file that `PIE_TRACE` names; without it only the
+stampede is simulated, and the results say so. Every request of that trace begins with the same page, which
+is what breaks rules that follow any match.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+from pie.policies.loader import load_policies
+from pie.simulator.cluster import ClusterSpec, SimulatedCluster
+from pie.simulator.cost_model import CostModel
+from pie.simulator.engine import EngineSpec
+from pie.simulator.report import Report, report_of
+from pie.simulator.trace import TraceRequest, read_trace
+from pie.simulator.worker import PoolStores
+
+CLIENTS = 8
+PEERS = (
+    "SglangThreshold",
+    "RayPrefixAffinity",
+    "LlmdWeighted",
+    "ProductionStackLoadAware",
+    "DynamoCost",
+)
+FOUR = ClusterSpec(workers=4, cost=CostModel(prefill_tokens_per_s=15_000.0))
+EIGHT = ClusterSpec(workers=8, cost=CostModel(prefill_tokens_per_s=8_000.0))
+POOLED = {
+    stores: ClusterSpec(workers=4, cost=FOUR.cost, pool_pages=16_384, pool_stores=stores)
+    for stores in PoolStores
+}
+STAMPEDE = ClusterSpec(workers=8, engine=EngineSpec(pages=8_192, page_tokens=64))
+
+
+def run() -> dict[str, object]:
+    """Return the figures of each cluster and policy."""
+    results: dict[str, object] = {"stampede": _stampede()}
+    file = os.environ.get("PIE_TRACE", "")
+    if not file or not Path(file).is_file():
+        results["skipped"] = f"PIE_TRACE names no trace ({file or 'not set'})"
+        print(results["skipped"])
+        return results
+    trace = read_trace(Path(file))
+    results["requests"] = len(trace)
+    results["closed_loop_of_8"] = {
+        "cost": _closed(FOUR, "cost", trace),
+        "round-robin": _closed(FOUR, "round-robin", trace),
+        "cost, pool of computed pages": _closed(POOLED[PoolStores.BEHIND], "cost", trace),
+        "cost, pool of pages that left": _closed(POOLED[PoolStores.SPILL], "cost", trace),
+    }
+    first, again = (_open(FOUR, "cost", trace) for _ in range(2))
+    results["the_same_twice"] = _figures(first[0]) == _figures(again[0])
+    results["requests_a_minute"] = round(60 * len(trace) / min(first[1], again[1]))
+    results["open_loop_4_workers_15000_tokens_per_s"] = {
+        "cost": _figures(first[0]),
+        **{peer: _figures(_open(FOUR, _peer(peer), trace)[0]) for peer in PEERS},
+    }
+    results["open_loop_8_workers_8000_tokens_per_s"] = {
+        "cost": _figures(_open(EIGHT, "cost", trace)[0])
+    }
+    return results
+
+
+def stampede(requests: int = 6_000, per_s: float = 110.0, seed: int = 1) -> list[TraceRequest]:
+    """Return a trace of which 60 % begin with one prefix of 8,192 tokens, the rest with their own."""
+    random, now_s = Random(seed), 0.0
+    trace: list[TraceRequest] = []
+    for number in range(requests):
+        now_s += random.expovariate(per_s)
+        own = 10 + number
+        hot = random.random() < 0.6
+        runs = ((1, 8_192), (own, 256)) if hot else ((own, 2_048),)
+        output = random.randint(20, 200)
+        trace.append(TraceRequest(now_s, runs, output, answer=10_000_000 + number))
+    return trace
+
+
+def _stampede() -> dict[str, object]:
+    trace = stampede()
+    return {
+        policy: _figures(_open(STAMPEDE, policy, trace)[0])
+        for policy in ("cost", "prefix-affinity", _UNBOUNDED, "least-loaded")
+    }
+
+
+_UNBOUNDED = "{policy: prefix-affinity, imbalance_requests: 1000000000}"
+
+
+def _open(spec: ClusterSpec, routing: str, trace: Sequence[TraceRequest]) -> tuple[Report, float]:
+    """Return the report, and the processor's seconds that it took."""
+    began_s = time.process_time()
+    cluster = SimulatedCluster(
+        spec, load_policies(f"cluster: {{routing: {routing}}}", name=routing)
+    )
+    cluster.run_open(trace)
+    return report_of(routing, cluster), time.process_time() - began_s
+
+
+def _closed(spec: ClusterSpec, routing: str, trace: Sequence[TraceRequest]) -> dict[str, object]:
+    cluster = SimulatedCluster(
+        spec, load_policies(f"cluster: {{routing: {routing}}}", name=routing)
+    )
+    cluster.run_closed(trace, clients=CLIENTS)
+    return _figures(report_of(routing, cluster))
+
+
+def _peer(name: str) -> str:
+    return f"'pie.simulator.peers:{name}'"
+
+
+def _figures(report: Report) -> dict[str, object]:
+    figures: dict[str, object] = {
+        "hit_rate": round(report.hit_rate, 4),
+        "hit_rate_by_source": {k: round(v, 4) for k, v in report.hit_rate_by_source.items()},
+        "predicted_hit_rate": round(report.predicted_hit_rate, 4),
+        "ttft_mean_s": round(report.ttft_s.mean, 3),
+        "ttft_p50_s": round(report.ttft_s.p50, 3),
+        "ttft_p99_s": round(report.ttft_s.p99, 3),
+        "busiest_over_mean": {k: round(v, 3) for k, v in report.busiest_over_mean.items()},
+    }
+    print(report.name, figures)
+    return figures

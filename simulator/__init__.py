@@ -1,0 +1,1 @@
+"""Mock engine and virtual clock: a trace through the same router, scheduler, cache and policies."""

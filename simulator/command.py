@@ -1,0 +1,109 @@
+"""`pie simulate`: policies tried on a trace.
+
+Covers the options, running each set of policies, and what is written. Does not cover the simulation
+(`pie.simulator.cluster`) or the command line itself (`pie.cluster.simulating`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from pie.policies.loader import load_policy_file
+from pie.policies.policy_set import PolicySet
+from pie.simulator.cluster import ClusterSpec, SimulatedCluster
+from pie.simulator.cost_model import CostModel
+from pie.simulator.errors import SetupError
+from pie.simulator.plots import html_page
+from pie.simulator.report import Report, report_of
+from pie.simulator.trace import TraceRequest, read_trace
+
+BUILT_IN = "built-in"
+"""What a report calls the policies that no file names."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimulateOptions:
+    """What is tried on what."""
+
+    trace: Path
+    policies: Sequence[Path | None] = (None,)
+    """Policy files; the built-ins where None."""
+    cluster: ClusterSpec = field(default_factory=ClusterSpec)
+    clients: int | None = None
+    """Clients that ask one request after the other; None for the trace's own times."""
+    speed: float = 1.0
+    """How many times as fast requests arrive."""
+    limit: int | None = None
+    json_file: Path | None = None
+    html_file: Path | None = None
+
+
+def simulate(options: SimulateOptions, report: Callable[[Report], None]) -> list[Report]:
+    """Try each set of policies, tell `report` of each, and write what is to be written.
+
+    Raises:
+        SimulatorError: The trace cannot be read, or not be simulated so.
+        PolicyFileError: A policy file is not acceptable.
+    """
+    # All files are read before anything runs.
+    options.cluster.check()
+    sets = [load_policy_file(file) for file in options.policies]
+    trace = read_trace(options.trace, limit=options.limit)
+    reports: list[Report] = []
+    for name, policies in zip(_names(options.policies), sets, strict=True):
+        reports.append(run(name, trace, policies, options))
+        report(reports[-1])
+    title = f"{options.trace.name}: {len(trace):,} requests, {options.cluster.workers} workers"
+    if options.json_file is not None:
+        _write(options.json_file, msgspec.json.format(msgspec.json.encode(reports)) + b"\n")
+    if options.html_file is not None:
+        _write(options.html_file, html_page(title, reports).encode())
+    return reports
+
+
+def run(
+    name: str, trace: Sequence[TraceRequest], policies: PolicySet, options: SimulateOptions
+) -> Report:
+    """Return what one set of policies does with a trace."""
+    cluster = SimulatedCluster(options.cluster, policies)
+    if options.clients is None:
+        cluster.run_open(trace, speed=options.speed)
+    else:
+        cluster.run_closed(trace, clients=options.clients)
+    return report_of(name, cluster)
+
+
+def read_cost_model(file: Path) -> CostModel:
+    """Return the cost model in a JSON file, as `pie simulate --calibrate` writes it.
+
+    Raises:
+        SetupError: It cannot be read, or is none.
+    """
+    try:
+        model = msgspec.json.decode(file.read_bytes(), type=CostModel)
+        model.check()
+    except OSError as error:
+        raise SetupError(f"{file}: cannot be read: {error.strerror or error}") from None
+    except (msgspec.MsgspecError, SetupError) as error:
+        raise SetupError(f"{file}: is not a cost model: {error}") from None
+    return model
+
+
+def _names(files: Sequence[Path | None]) -> list[str]:
+    """Return what to call each set of policies: the file's name, with its folder where names repeat."""
+    names = [BUILT_IN if file is None else file.stem for file in files]
+    return [
+        name if names.count(name) == 1 else (str(file) if file is not None else f"{name} {at + 1}")
+        for at, (name, file) in enumerate(zip(names, files, strict=True))
+    ]
+
+
+def _write(file: Path, content: bytes) -> None:
+    try:
+        file.write_bytes(content)
+    except OSError as error:
+        raise SetupError(f"{file}: cannot be written: {error.strerror or error}") from None

@@ -1,0 +1,142 @@
+"""Rules of other routers, to compare with: as their documents describe them, over what Pie knows.
+
+Covers five routing policies, named in a policy file as `pie.simulator.peers:Class`. They are not
+built-ins: each was the best rule of its router, and none should route for Pie. All of them are shown
+Pie's index here, which is more exact than the approximations that some of them keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pie.policies.routing import Choice, RequestView, WorkerView, by_load, lot
+from pie.policies.routing_plain import PowerOfTwoRouting
+from pie.policies.routing_weighted import WeightedRouting
+
+
+class SglangThreshold:
+    """SGLang's cache-aware router: the longest match, else the smallest cache; uneven load goes first.
+
+    Args:
+        cache_threshold: Least share of the prompt that must match.
+        balance_abs_threshold: How many more requests the busiest may have than the idlest.
+        balance_rel_threshold: And how many times as many.
+    """
+
+    def __init__(
+        self,
+        *,
+        cache_threshold: float = 0.3,
+        balance_abs_threshold: int = 64,
+        balance_rel_threshold: float = 1.5,
+    ) -> None:
+        self._cache_threshold = cache_threshold
+        self._balance_abs_threshold = balance_abs_threshold
+        self._balance_rel_threshold = balance_rel_threshold
+
+    def choose(self, request: RequestView, workers: Sequence[WorkerView]) -> Choice:
+        """Return the worker that the rule names."""
+        loads = [worker.in_flight for worker in workers]
+        most, least = max(loads), min(loads)
+        uneven = most - least > self._balance_abs_threshold
+        if uneven and most > least * self._balance_rel_threshold:
+            return Choice(_fewest(request, workers).place)
+        best = max(workers, key=lambda worker: (worker.held_tokens, _tie(request, worker)))
+        if best.held_tokens > self._cache_threshold * request.prompt_tokens:
+            return Choice(best.place)
+        return Choice(_emptiest(request, workers).place)
+
+
+class RayPrefixAffinity:
+    """Ray Serve's PrefixCacheAffinityRouter: the longest match of a tenth, else the emptiest cache.
+
+    Args:
+        imbalanced_threshold: How many more requests the busiest may have before two are drawn and the
+            less loaded takes the request; infinite by default, as there.
+        match_rate_threshold: Least share of the prompt that must match.
+    """
+
+    def __init__(
+        self, *, imbalanced_threshold: float = 1e18, match_rate_threshold: float = 0.1
+    ) -> None:
+        self._imbalanced_threshold = imbalanced_threshold
+        self._match_rate_threshold = match_rate_threshold
+        self._draw = PowerOfTwoRouting()
+
+    def choose(self, request: RequestView, workers: Sequence[WorkerView]) -> Choice:
+        """Return the worker that the rule names."""
+        loads = [worker.in_flight for worker in workers]
+        if max(loads) - min(loads) > self._imbalanced_threshold:
+            return self._draw.choose(request, workers)
+        best = max(workers, key=lambda worker: (worker.held_tokens, _tie(request, worker)))
+        if best.held_tokens >= self._match_rate_threshold * request.prompt_tokens:
+            return Choice(best.place)
+        return Choice(_emptiest(request, workers).place)
+
+
+class LlmdWeighted(WeightedRouting):
+    """llm-d's default profile: prefix 3, KV-cache utilisation 2, queue 2, and the best score."""
+
+    def __init__(self) -> None:
+        super().__init__(scorers={"prefix": 3.0, "free-memory": 2.0, "queue": 2.0})
+
+
+class ProductionStackLoadAware:
+    """vLLM production-stack's load-aware routing: matched share less `beta` times relative load.
+
+    Args:
+        beta: What a load twice the mean costs, in shares of the prompt.
+    """
+
+    def __init__(self, *, beta: float = 1.0) -> None:
+        self._beta = beta
+
+    def choose(self, request: RequestView, workers: Sequence[WorkerView]) -> Choice:
+        """Return the worker with the best score."""
+        mean = sum(worker.in_flight for worker in workers) / len(workers)
+
+        def score(worker: WorkerView) -> float:
+            matched = worker.held_tokens / max(request.prompt_tokens, 1)
+            return matched - self._beta * (worker.in_flight - mean) / max(1.0, mean)
+
+        return Choice(max(workers, key=lambda one: (score(one), _tie(request, one))).place)
+
+
+class DynamoCost:
+    """NVIDIA Dynamo's KV router: fewest pages to compute and to keep, at temperature 0.
+
+    Its cost is `overlap_weight` × pages of prefill, this request's and those that wait, + pages that are
+    in use.
+
+    Args:
+        overlap_weight: Weight of prefill.
+        worker_pages: Pages of a worker, from which those in use are told.
+    """
+
+    def __init__(self, *, overlap_weight: float = 1.0, worker_pages: int = 4_096) -> None:
+        self._overlap_weight = overlap_weight
+        self._worker_pages = worker_pages
+
+    def choose(self, request: RequestView, workers: Sequence[WorkerView]) -> Choice:
+        """Return the worker with the lowest cost."""
+
+        def cost(worker: WorkerView) -> float:
+            missing = request.prompt_tokens - worker.held_tokens + worker.queued_tokens
+            active = (1 - worker.free_share) * self._worker_pages
+            active += request.prompt_tokens / request.page_tokens
+            return self._overlap_weight * missing / request.page_tokens + active
+
+        return Choice(min(workers, key=lambda one: (cost(one), _tie(request, one))).place)
+
+
+def _fewest(request: RequestView, workers: Sequence[WorkerView]) -> WorkerView:
+    return min(workers, key=lambda one: (one.in_flight, _tie(request, one)))
+
+
+def _emptiest(request: RequestView, workers: Sequence[WorkerView]) -> WorkerView:
+    """Return the worker with the least in its cache, which is the one with the most free memory."""
+    return min(workers, key=lambda one: (-one.free_share, by_load(request, one)))
+
+
+def _tie(request: RequestView, worker: WorkerView) -> bytes:
+    return lot(request.request_id, worker.place)

@@ -1,0 +1,194 @@
+"""What a simulation shows, in numbers.
+
+Covers the record, which is the same for the same trace, policies and seed. Does not cover how it is
+shown (`pie.simulator.page`).
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+from pie.simulator.cluster import SimulatedCluster
+from pie.simulator.outcome import Outcome
+
+_BINS = 60
+_GB = 1e9
+_SOURCES = ("device", "host", "disk", "pool")
+
+
+class Times(msgspec.Struct, frozen=True):
+    """Seconds."""
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+
+
+class WorkerReport(msgspec.Struct, frozen=True):
+    """One worker."""
+
+    place: str
+    requests: int
+    prompt_tokens: int
+    computed_tokens: int
+    """Prompt tokens that it computed."""
+    busy_s: float
+    evicted_pages: int
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """The requests that arrived in one part of the time."""
+
+    from_s: float
+    requests: int
+    hit_rate: float
+    ttft_s: float
+    """Mean; 0 where there was none."""
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """One set of policies on one trace."""
+
+    name: str
+    requests: int
+    refused: int
+    prompt_tokens: int
+    output_tokens: int
+    hit_rate: float
+    """Share of prompt tokens that were not computed."""
+    hit_rate_by_source: dict[str, float]
+    predicted_hit_rate: float
+    """What the router expected."""
+    ttft_s: Times
+    """Time to first token."""
+    busiest_over_mean: dict[str, float]
+    """The busiest worker's share over the mean, by `computed_tokens`, `requests` and `busy_s`."""
+    simulated_s: float
+    evicted_pages: dict[str, int]
+    bytes_moved: dict[str, int]
+    """`pool-stored` and `pool-loaded`."""
+    storage_gb_hours: dict[str, float]
+    """What was kept how long, by tier: times what a GB costs an hour, the cost of storage."""
+    workers: list[WorkerReport]
+    ttft_quantiles_s: list[float]
+    """From the least to the most, in hundredths."""
+    moments: list[Moment]
+
+
+def report_of(name: str, cluster: SimulatedCluster) -> Report:
+    """Return the report of a cluster that a trace has run through."""
+    done = [one for one in cluster.outcomes if not one.refused]
+    prompt = sum(one.prompt_tokens for one in done)
+    cached = Counter[str]()
+    for one in done:
+        cached.update(one.cached)
+    ttft_s = sorted(one.ttft_s for one in done if one.ttft_s is not None)
+    workers = [_worker_report(cluster, number, done) for number in range(len(cluster.workers))]
+    page_bytes = cluster.spec.cost.bytes_of(cluster.spec.engine.page_tokens)
+    loaded: Counter[str] = Counter()
+    for worker in cluster.workers:
+        loaded.update({tier.value: pages for tier, pages in worker.loads.pages.items()})
+    evicted = {"device": sum(worker.evicted_pages for worker in workers)}
+    moved = {f"{tier}-loaded": pages * page_bytes for tier, pages in sorted(loaded.items())}
+    if cluster.pool is not None:
+        evicted["pool"] = cluster.pool.evicted
+        moved["pool-stored"] = cluster.pool.stored * page_bytes
+    kept = cluster.page_seconds()
+    return Report(
+        name=name,
+        requests=len(done),
+        refused=len(cluster.outcomes) - len(done),
+        prompt_tokens=prompt,
+        output_tokens=sum(one.output_tokens for one in done),
+        hit_rate=_share(cached.total(), prompt),
+        hit_rate_by_source={
+            tier: _share(cached[tier], prompt) for tier in _SOURCES if cached[tier]
+        },
+        predicted_hit_rate=_share(sum(one.predicted_tokens for one in done), prompt),
+        ttft_s=times(ttft_s),
+        busiest_over_mean={
+            "computed_tokens": _busiest([one.computed_tokens for one in workers]),
+            "requests": _busiest([one.requests for one in workers]),
+            "busy_s": _busiest([one.busy_s for one in workers]),
+        },
+        simulated_s=cluster.clock.now_s(),
+        evicted_pages=evicted,
+        bytes_moved=moved,
+        storage_gb_hours={
+            tier.name.lower(): round(seconds / 3600 * page_bytes / _GB, 6)
+            for tier, seconds in sorted(kept.items())
+        },
+        workers=workers,
+        ttft_quantiles_s=[quantile(ttft_s, at / 100) for at in range(101)],
+        moments=_moments(done),
+    )
+
+
+def times(sorted_s: Sequence[float]) -> Times:
+    """Return mean and percentiles of seconds in order."""
+    mean = statistics.fmean(sorted_s) if sorted_s else 0.0
+    return Times(mean, *(quantile(sorted_s, at) for at in (0.5, 0.9, 0.99)))
+
+
+def quantile(values: Sequence[float], at: float) -> float:
+    """Return a quantile of values in order, between neighbours where it lies there; 0 of none."""
+    if not values:
+        return 0.0
+    place = at * (len(values) - 1)
+    low = int(place)
+    high = min(low + 1, len(values) - 1)
+    return values[low] + (values[high] - values[low]) * (place - low)
+
+
+def _worker_report(cluster: SimulatedCluster, number: int, done: Sequence[Outcome]) -> WorkerReport:
+    worker = cluster.workers[number]
+    own = [one for one in done if one.place == worker.books.record.place]
+    prompt = sum(one.prompt_tokens for one in own)
+    return WorkerReport(
+        place=worker.books.record.place,
+        requests=len(own),
+        prompt_tokens=prompt,
+        computed_tokens=prompt - sum(one.cached_tokens for one in own),
+        busy_s=worker.engine.counts.busy_s,
+        evicted_pages=worker.engine.counts.evicted,
+    )
+
+
+def _moments(done: Sequence[Outcome]) -> list[Moment]:
+    """Return equal parts of the time in which requests arrived."""
+    if not done:
+        return []
+    first_s = min(one.arrived_s for one in done)
+    span_s = max(one.arrived_s for one in done) - first_s
+    bins: list[list[Outcome]] = [[] for _ in range(_BINS)]
+    for one in done:
+        at = int((one.arrived_s - first_s) / span_s * _BINS) if span_s else 0
+        bins[min(at, _BINS - 1)].append(one)
+    moments: list[Moment] = []
+    for at, some in enumerate(bins):
+        waits_s = [one.ttft_s for one in some if one.ttft_s is not None]
+        moments.append(
+            Moment(
+                from_s=first_s + at * span_s / _BINS,
+                requests=len(some),
+                hit_rate=_share(
+                    sum(one.cached_tokens for one in some), sum(one.prompt_tokens for one in some)
+                ),
+                ttft_s=statistics.fmean(waits_s) if waits_s else 0.0,
+            )
+        )
+    return moments
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+def _busiest(loads: Sequence[float]) -> float:
+    mean = sum(loads) / len(loads)
+    return max(loads) / mean if mean else 1.0

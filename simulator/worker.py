@@ -1,0 +1,170 @@
+"""One simulated worker: a mock engine, what it publishes, and what the router knows of it.
+
+Covers putting those together. Does not cover the engine (`pie.simulator.engine`) or a mock worker that
+is a process of its own (`pie.simulator.mock_worker`).
+"""
+
+from __future__ import annotations
+
+import enum
+from array import array
+from collections.abc import Sequence as Many
+
+from pie.index.contract import PlaceRecord
+from pie.page.events import PageEntry, Part, Tier
+from pie.page.key import PageKey, RootKey
+from pie.policies.manager import RetentionManager
+from pie.router.books import Running, WorkerBooks
+from pie.simulator.clock import Clock
+from pie.simulator.cost_model import CostModel
+from pie.simulator.engine import EngineSpec, Job, MockEngine
+from pie.simulator.errors import SetupError
+from pie.simulator.loads import Loads
+from pie.simulator.tier import MockTier, OnChange
+from pie.simulator.trace import TraceRequest
+from pie.wire.messages import Load, RefusalCode, Refused, TokenDelta
+from pie.worker.batch import PageSlot
+from pie.worker.load_choice import LoadTier
+from pie.worker.page_table import Change, FrozenPage
+from pie.worker.sequence import Sequence
+
+
+class PoolStores(enum.StrEnum):
+    """When a page is brought to the pool."""
+
+    BEHIND = "behind"
+    """When it has been computed."""
+    SPILL = "spill"
+    """When it leaves the worker; what a worker loads leaves the pool, so that no page takes room twice."""
+
+
+def pool_stores_named(name: str) -> PoolStores:
+    """Return what a name stands for.
+
+    Raises:
+        SetupError: Nothing.
+    """
+    try:
+        return PoolStores(name)
+    except ValueError:
+        allowed = " or ".join(f"`{one}`" for one in PoolStores)
+        raise SetupError(f"pool_stores must be {allowed}, not {name!r}") from None
+
+
+class SimulatedWorker:
+    """A worker on a virtual clock.
+
+    Args:
+        record: What it says of itself.
+        spec: What its engine has.
+        cost: How long that takes.
+        clock: The time.
+        publish: Told what it stores and removes.
+        retention: Chooses victims.
+        pool: Where pages can be loaded from; None where there is none.
+        pool_stores: When a page is brought there.
+    """
+
+    def __init__(
+        self,
+        record: PlaceRecord,
+        spec: EngineSpec,
+        cost: CostModel,
+        clock: Clock,
+        *,
+        publish: OnChange,
+        retention: RetentionManager,
+        pool: MockTier | None = None,
+        pool_stores: PoolStores = PoolStores.BEHIND,
+    ) -> None:
+        self.books = WorkerBooks(record, clock=clock.now_s)
+        self._publish = publish
+        self._page_bytes = cost.bytes_of(spec.page_tokens)
+        self._pool = pool
+        spills = pool_stores is PoolStores.SPILL
+        self.loads = Loads(
+            {} if pool is None else {LoadTier.POOL: pool},
+            cost,
+            page_tokens=spec.page_tokens,
+            clock=clock,
+            exclusive=(LoadTier.POOL,) if spills else (),
+        )
+        self.engine = MockEngine(
+            spec,
+            cost,
+            clock,
+            retention=retention,
+            on_report=self._reported,
+            on_changes=self._changed,
+            loads=self.loads,
+            on_frozen=None if spills or pool is None else self._frozen,
+            below=_Spill(pool) if spills and pool is not None else None,
+        )
+
+    def submit(
+        self,
+        request_id: str,
+        tokens: array[int],
+        request: TraceRequest,
+        root: RootKey,
+        running: Running,
+    ) -> None:
+        """Send a request here; its sink is told what comes of it."""
+        self.books.sent(request_id, running)
+        job = Job(request_id, root, tokens, request.output_tokens, request.answer)
+        if not self.engine.submit(job):
+            self.books.ended(request_id)
+            running.sink.on_refused(
+                Refused(request_id, RefusalCode.OVERLOADED, "the queue is full", None)
+            )
+
+    def _reported(self, deltas: Many[TokenDelta], load: Load) -> None:
+        self.books.told_load(load)
+        for delta in deltas:
+            running = self.books.told(delta)
+            if running is not None:
+                running.sink.on_delta(delta)
+
+    def _changed(self, changes: Many[Change]) -> None:
+        at = 0
+        while at < len(changes):
+            stored, end = changes[at].stored, at
+            while end < len(changes) and changes[end].stored is stored:
+                end += 1
+            self._publish([self._entry(change.page) for change in changes[at:end]], stored)
+            at = end
+
+    def _frozen(self, sequence: Sequence, new: list[int]) -> None:
+        assert self._pool is not None
+        self._pool.put([sequence.working_set.page(index) for index in new])
+
+    def _entry(self, page: FrozenPage) -> PageEntry:
+        return PageEntry(
+            page.key,
+            page.parent,
+            page.index,
+            Part.FULL,
+            Tier.DEVICE,
+            self._page_bytes,
+            page.tenant_tag,
+        )
+
+
+class _Spill:
+    """A `pie.worker.page_table.Below` that brings to the pool what leaves device memory."""
+
+    def __init__(self, pool: MockTier) -> None:
+        self._pool = pool
+
+    @property
+    def waiting(self) -> int:
+        """Nothing waits: what leaves is there at once."""
+        return 0
+
+    def holds(self, key: PageKey) -> bool:
+        """Say whether the pool has a page."""
+        return self._pool.has(key)
+
+    def keep(self, victims: Many[tuple[PageSlot, FrozenPage]]) -> None:
+        """Take what leaves: a sequence's end leaves first, and has to leave the pool first too."""
+        self._pool.put([page for _, page in reversed(victims)])
