@@ -39,7 +39,7 @@ class Pipe:
         self._writer = writer
         self._max_bytes = max_bytes
         self._loop = asyncio.get_running_loop()
-        self._unsent: list[Buffer] = []
+        self._unsent: list[bytes | memoryview] = []
 
     @classmethod
     async def open(cls, end: socket.socket, *, max_bytes: int = MAX_MESSAGE_BYTES) -> Pipe:
