@@ -69,7 +69,9 @@ class Arena:
         *,
         state_slots: int = 0,
     ) -> None:
-        """Allocate pages and state slots, all zeros; the memory is taken as they are first written.
+        """Allocate pages and state slots, all zeros.
+
+        The memory is taken as they are first written, on a CPU 2 MiB of each layer at a time.
 
         Raises:
             NotEnoughMemory: Not even one page, or too few state slots for one sequence.

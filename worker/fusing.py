@@ -1,12 +1,12 @@
-"""Decoder layers that run as one operation where a step has few rows.
+"""Decoder layers that run as one operation.
 
-Covers finding out which of a model's layers have the shape that the operation computes (RMS norms,
-rotary positions by halves, a gated MLP with SiLU, both added to the residual), packing their
-weights, and choosing at each step. Does not cover the operation (`worker/native/layer.h`) or the
-check that a model with such layers computes what it did (`pie.worker.selfcheck`).
+Covers which of a model's layers are such as the operation computes (RMS norms, rotary positions by
+halves, a gated MLP with SiLU, both added to the residual), packing their weights, and choosing at
+each step. Does not cover the operation (`worker/native/layer.h`) or the check that a model with such
+layers computes what it did (`pie.worker.selfcheck`).
 
-With few rows most of a step's time is neither arithmetic nor reading weights, but handing some forty
-small operations a layer to the threads one by one.
+Layers are known by their class: others have parts of the same names and compute otherwise, some of
+them only past a certain position, where no check at a start would see it.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ from pie.worker.native.panels import pack, width_of
 
 log = logging.getLogger("pie.worker.fusing")
 
+_FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+"""Of transformers' models, those whose layers were read and found to be such."""
+_KNOWN_ARGUMENTS = hook.HARMLESS | {"attention_mask"}
 _LAYER_PARTS = frozenset({"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"})
 _ATTENTION_PARTS = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
 _HEAD_NORMS = frozenset({"q_norm", "k_norm"})
@@ -61,7 +64,8 @@ class FusedLayer(nn.Module):
     ) -> torch.Tensor:
         """Return the hidden states after this layer, `[1, tokens, hidden]`."""
         answerer = hook.current()
-        if self.is_on and answerer is not None and position_embeddings is not None:
+        is_plain = not args and kwargs.keys() <= _KNOWN_ARGUMENTS
+        if self.is_on and answerer is not None and position_embeddings is not None and is_plain:
             cos, sin = position_embeddings
             fused = answerer.decoder_layer(self.layer, self.weights, hidden_states, cos, sin)
             if fused is not None:
@@ -72,11 +76,19 @@ class FusedLayer(nn.Module):
         return out
 
 
-def fuse_layers(module: nn.Module, *, dtype: torch.dtype, device: torch.device) -> int:
+def fuse_layers(
+    module: nn.Module, *, dtype: torch.dtype, device: torch.device, kv_bytes: int
+) -> int:
     """Wrap the layers of a model that allow it and for which memory is left; return how many.
 
     The kernels must have been built (`pie.worker.attention.native`). The weights are there twice
-    afterwards: steps of many rows take them as they were.
+    afterwards: steps with masks take them as they were.
+
+    Args:
+        module: With its weights.
+        dtype: Of its weights.
+        device: Where they are.
+        kv_bytes: Memory that pages are going to take.
     """
     layers = _layers(module)
     if device.type != "cpu" or layers is None:
@@ -87,7 +99,7 @@ def fuse_layers(module: nn.Module, *, dtype: torch.dtype, device: torch.device) 
     elif dtype is not torch.float32:
         return 0
     size = sum(one.nbytes for one in layers.parameters())
-    if free_bytes(device) < 2 * size:
+    if free_bytes(device) - kv_bytes < 2 * size:
         log.warning("layers run operation by operation: there is no memory for packed weights")
         return 0
     fused = 0
@@ -134,7 +146,7 @@ def _layers(module: nn.Module) -> nn.ModuleList | None:
 
 def _weights(layer: nn.Module, dtype: torch.dtype, memory: HugePages) -> LayerWeights | None:
     """Return a layer's weights, packed; None where it is of another shape."""
-    parts = _Parts.of(layer)
+    parts = _Parts.of(layer) if _is_known(layer) else None
     if parts is None or any(one.dtype is not dtype for one in layer.parameters()):
         return None
     q, k, v, o = parts.attention
@@ -160,7 +172,6 @@ def _weights(layer: nn.Module, dtype: torch.dtype, memory: HugePages) -> LayerWe
     if (
         not 0 < dim <= _LARGEST_HEAD
         or dim % 2
-        or hidden % 2
         or not kv_heads
         or heads % kv_heads
         or any((one.in_features, one.out_features) != (m, n) for one, m, n in shapes)
@@ -224,7 +235,7 @@ class _Parts:
         norms = [parts["input_layernorm"], parts["post_attention_layernorm"]]
         norms += [attention[name] for name in ("q_norm", "k_norm")] if has_norms else []
         epsilons = {getattr(norm, "variance_epsilon", None) for norm in norms}
-        (epsilon,) = epsilons if len(epsilons) == 1 else (None,)
+        epsilon = epsilons.pop() if len(epsilons) == 1 else None
         if (
             attention.keys() != wanted
             or not _MLP_PARTS <= mlp.keys() <= _MLP_PARTS | {"act_fn"}
@@ -246,6 +257,19 @@ class _Parts:
             post_norm,
             epsilon,
         )
+
+
+def _is_known(layer: nn.Module) -> bool:
+    """Say whether a layer, its attention and its MLP are one family's own."""
+    for family, name in _FAMILIES.items():
+        home = f"transformers.models.{family}.modeling_{family}"
+        found = [(type(one).__module__, type(one).__name__) for one in (layer, *layer.children())]
+        wanted = {
+            (home, f"{name}{part}") for part in ("DecoderLayer", "Attention", "MLP", "RMSNorm")
+        }
+        if set(found) == wanted:
+            return True
+    return False
 
 
 def _is_silu(function: object) -> bool:

@@ -110,8 +110,18 @@ def load_model(settings: ModelSettings, *, progress: Progress = quiet) -> Model:
     if device.type == "cpu" and settings.attention in {"auto", "native"}:
         has_kernels = native_backend(cache_folder) is not None
     if has_kernels:
-        fuse_layers(module, dtype=dtype, device=device)
-    pack_weights(module, dtype=dtype, device=device, has_kernels=has_kernels)
+        fuse_layers(module, dtype=dtype, device=device, kv_bytes=settings.device_kv_budget)
+
+    def pack() -> None:
+        pack_weights(
+            module,
+            dtype=dtype,
+            device=device,
+            kv_bytes=settings.device_kv_budget,
+            has_kernels=has_kernels,
+        )
+
+    pack()
     model = describe(
         module,
         found=found,
@@ -122,7 +132,10 @@ def load_model(settings: ModelSettings, *, progress: Progress = quiet) -> Model:
         attention=settings.attention,
         cache_folder=cache_folder,
     )
-    return verify(model)
+    verified = verify(model)
+    # Layers that were found wrong as one operation have been taken apart.
+    pack()
+    return verified
 
 
 def describe(

@@ -56,7 +56,12 @@ class PackedLinear(nn.Module):
 
 
 def pack_weights(
-    module: nn.Module, *, dtype: torch.dtype, device: torch.device, has_kernels: bool
+    module: nn.Module,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    kv_bytes: int,
+    has_kernels: bool,
 ) -> int:
     """Replace a model's linear layers by packed ones where that helps; return how many.
 
@@ -64,6 +69,7 @@ def pack_weights(
         module: Whose layers that can be fused have been.
         dtype: Of its weights.
         device: Where they are.
+        kv_bytes: Memory that pages are going to take.
         has_kernels: Whether our own kernels were built.
     """
     supported: Callable[[], bool] = torch.ops.mkldnn._is_mkldnn_bf16_supported  # noqa: SLF001
@@ -82,7 +88,7 @@ def pack_weights(
         if type(child) is nn.Linear
     ]
     size = sum(linear.weight.nbytes for _, _, linear in found)
-    few = FEW_ROWS if has_amx and free_bytes(device) > 2 * size else None
+    few = FEW_ROWS if has_amx and free_bytes(device) - kv_bytes > 2 * size else None
     memory = HugePages()
     with torch.inference_mode():
         for parent, name, linear in found:

@@ -17,7 +17,6 @@ from pie.worker.attention.native import NativePlan
 from pie.worker.attention.protocol import AttentionBackend, AttentionSpec, Plan, Span
 from pie.worker.batch import Batch, LogitRows, Pass
 from pie.worker.native.layer import LayerWeights
-from pie.worker.native.panels import FEW_ROWS
 
 
 class Step:
@@ -103,7 +102,7 @@ class Step:
         self._slots = torch.tensor(slots, dtype=torch.long, device=device)
         self._plans = _plans(spans, backends, page_tokens, device) if attention else []
         self._whole: NativePlan | None = None
-        if len(self._plans) == 1 and len(ids) <= FEW_ROWS and not skipped and not as_rows:
+        if len(self._plans) == 1 and not skipped and not as_rows:
             (plan,) = self._plans
             self._whole = plan if isinstance(plan, NativePlan) else None
 
@@ -148,7 +147,7 @@ class Step:
         cos: torch.Tensor,
         sin: torch.Tensor,
     ) -> torch.Tensor | None:
-        """See `Answerer.decoder_layer`: where the native backend computes all spans, and few rows."""
+        """See `Answerer.decoder_layer`: where the native backend computes all spans."""
         if self._whole is None:
             return None
         at = self._order[layer]

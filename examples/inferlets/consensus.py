@@ -27,7 +27,7 @@ async def main(
             for at, fork in enumerate(forks)
         )
     )
-    found = [(re.findall(pattern, text) or [text.strip()])[-1] for text in texts]
+    found: list[str] = [(re.findall(pattern, text) or [text.strip()])[-1] for text in texts]
     votes = Counter(found)
     for answer, count in votes.most_common(5):
         await ctx.say(f"{count} of {answers}: {answer}")

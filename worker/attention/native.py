@@ -124,8 +124,13 @@ class NativePlan:
             slots: Of each token.
         """
         dim = spec.key_dim
-        if spec.softcap or spec.value_dim != dim or cos.shape[-1] != dim:
+        angles = hidden.numel() // hidden.shape[-1] * dim
+        if spec.softcap or spec.value_dim != dim:
             return None
+        # Some models keep them in float32, rotate a part of each head, or have one for each axis.
+        for one in (cos, sin):
+            if one.dtype is not hidden.dtype or one.numel() != angles or one.shape[-1] != dim:
+                return None
         out: torch.Tensor = torch.ops.pie.decoder_layer(
             hidden,
             weights.input_norm,
@@ -138,8 +143,8 @@ class NativePlan:
             weights.post_norm,
             weights.gate_up,
             weights.down,
-            cos,
-            sin,
+            cos.contiguous(),
+            sin.contiguous(),
             keys,
             values,
             slots,

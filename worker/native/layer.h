@@ -1,13 +1,14 @@
-// A decoder layer as one operation, for steps of few rows.
+// A decoder layer as one operation.
 //
 // Covers layers of the commonest shape: x += attention(norm(x)), x += down(silu(gate(norm(x))) * up(norm(x))),
 // with RMS norms, rotary positions by halves and attention over pages; which model's layers are such is for
-// `pie.worker.fusing` to find out. Does not cover steps of many rows, where the matrix products alone count.
+// `pie.worker.fusing` to find out.
 //
 // With few rows a step is as fast as its weights are read. Each weight lies in panels of columns that one thread
 // goes through from end to end, and what follows a product (rotation, writing to a page, activation, residual) is
-// done on a panel while it is in the first-level cache. Intermediate values are rounded where transformers rounds
-// them, but for sums within a rotation.
+// done on a panel while it is in the first-level cache. With many rows the same keeps some hundreds of them in the
+// cache for panel after panel. Intermediate values are rounded where transformers rounds them, but for sums within
+// a rotation.
 
 #pragma once
 
@@ -28,7 +29,7 @@ struct Weights {
 };
 
 template <typename T>
-inline float rounded(float x) {
+__attribute__((always_inline)) inline float rounded(float x) {
   if constexpr (std::is_same_v<T, float>) return x;
   T kept;
   narrow_any(x, kept);
@@ -38,34 +39,44 @@ inline float rounded(float x) {
 // Writes each row of `from` over its root mean square, times `weight`.
 template <typename T>
 void rms_norm(const T* from, const T* weight, int64_t rows, int64_t size, float epsilon, T* to) {
-  for (int64_t r = 0; r < rows; ++r, from += size, to += size) {
-    float squares = 0.0f;
+  at::parallel_for(0, rows, 64, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const T* x = from + r * size;
+      float squares = 0.0f;
 #pragma omp simd reduction(+ : squares)
-    for (int64_t i = 0; i < size; ++i) squares += widen(from[i]) * widen(from[i]);
-    const float factor = 1.0f / std::sqrt(squares / size + epsilon);
+      for (int64_t i = 0; i < size; ++i) squares += widen(x[i]) * widen(x[i]);
+      const float factor = 1.0f / std::sqrt(squares / size + epsilon);
 #pragma omp simd
-    for (int64_t i = 0; i < size; ++i) narrow_any(widen(weight[i]) * rounded<T>(widen(from[i]) * factor), to[i]);
-  }
+      for (int64_t i = 0; i < size; ++i)
+        narrow_any(widen(weight[i]) * rounded<T>(widen(x[i]) * factor), to[r * size + i]);
+    }
+  });
 }
+
+constexpr int64_t kRowBlock = 256;  // rows of one product: with 32 columns it stays in the first-level cache
 
 // Returns how many rows a product is given: matrix instructions take sixteen at a time.
 inline int64_t padded(int64_t rows) { return rows <= 4 ? rows : (rows + 15) / 16 * 16; }
 
-// Computes `a` `[rows, depth]` times each panel `[depth / pair, width, pair]`, and hands each product
-// `[rows, width]` to `finish` on the thread that made it. `a` has room for `height` rows.
+// Computes `a` `[rows, depth]` times each panel `[depth / pair, width, pair]`, some rows at a time, and hands each
+// product `[count, width]`, from row `first` on, to `finish` on the thread that made it. `a` has room for `height`
+// rows.
 template <typename T, typename F>
-void each_panel(int64_t height, int64_t depth, int64_t panels, int64_t width, const T* a, const T* weight,
-                const F& finish) {
+void each_panel(int64_t rows, int64_t height, int64_t depth, int64_t panels, int64_t width, const T* a,
+                const T* weight, const F& finish) {
   constexpr bool pairs = sizeof(T) == 2;
+  const int64_t tasks = panels * ((height + kRowBlock - 1) / kRowBlock);
   std::atomic<int64_t> next{0};
-  const int64_t threads = std::min<int64_t>(at::get_num_threads(), panels);
+  const int64_t threads = std::min<int64_t>(at::get_num_threads(), tasks);
   at::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
     thread_local std::vector<float> product;
-    if (int64_t(product.size()) < height * width) product.resize(height * width);
-    for (int64_t panel = next++; panel < panels; panel = next++) {
-      at::native::cpublas::brgemm(height, width, depth, depth, width, width, false, a, weight + panel * depth * width,
-                                  product.data(), pairs);
-      finish(panel, product.data());
+    const int64_t most = std::min(height, kRowBlock) * width;
+    if (int64_t(product.size()) < most) product.resize(most);
+    for (int64_t task = next++; task < tasks; task = next++) {
+      const int64_t panel = task % panels, first = task / panels * kRowBlock;
+      at::native::cpublas::brgemm(std::min(height - first, kRowBlock), width, depth, depth, width, width, false,
+                                  a + first * depth, weight + panel * depth * width, product.data(), pairs);
+      finish(panel, first, std::min(rows - first, kRowBlock), product.data());
     }
     at::native::cpublas::brgemm_release(pairs);
   });
@@ -84,11 +95,12 @@ template <typename T>
 void project_and_store(const Shape& shape, const Weights<T>& w, const Layer& l, int64_t height, const T* normed,
                        T* query, T* keys, T* values, const int64_t* slots) {
   const int64_t heads = l.kv_heads * l.group, dim = l.key_dim, half = dim / 2;
-  each_panel(height, shape.hidden, heads + 2 * l.kv_heads, dim, normed, w.qkv, [&](int64_t panel, float* product) {
-    settle(product, shape.rows, dim, w.qkv_bias ? w.qkv_bias + panel * dim : nullptr);
+  const int64_t panels = heads + 2 * l.kv_heads;
+  const auto finish = [&](int64_t panel, int64_t first, int64_t count, float* product) {
+    settle(product, count, dim, w.qkv_bias ? w.qkv_bias + panel * dim : nullptr);
     const T* norm = panel < heads ? w.query_norm : panel < heads + l.kv_heads ? w.key_norm : nullptr;
-    for (int64_t r = 0; r < shape.rows; ++r) {
-      float* x = product + r * dim;
+    for (int64_t r = first; r < first + count; ++r) {
+      float* x = product + (r - first) * dim;
       if (norm) {
         float squares = 0.0f;
         for (int64_t i = 0; i < dim; ++i) squares += x[i] * x[i];
@@ -109,31 +121,33 @@ void project_and_store(const Shape& shape, const Weights<T>& w, const Layer& l, 
         narrow_any(x[i + half] * widen(cos[i + half]) + x[i] * widen(sin[i + half]), out[i + half]);
       }
     }
-  });
+  };
+  each_panel(shape.rows, height, shape.hidden, panels, dim, normed, w.qkv, finish);
 }
 
 // x += from @ weight, `[rows, hidden]`.
 template <typename T>
 void project_and_add(const Shape& shape, int64_t height, int64_t depth, const T* from, const T* weight, int64_t width,
                      const T* bias, T* x) {
-  each_panel(height, depth, shape.hidden / width, width, from, weight, [&](int64_t panel, float* product) {
-    settle(product, shape.rows, width, bias ? bias + panel * width : nullptr);
-    for (int64_t r = 0; r < shape.rows; ++r) {
-      T* out = x + r * shape.hidden + panel * width;
+  const auto finish = [&](int64_t panel, int64_t first, int64_t count, float* product) {
+    settle(product, count, width, bias ? bias + panel * width : nullptr);
+    for (int64_t r = 0; r < count; ++r) {
+      T* out = x + (first + r) * shape.hidden + panel * width;
 #pragma omp simd
       for (int64_t i = 0; i < width; ++i) narrow_any(widen(out[i]) + product[r * width + i], out[i]);
     }
-  });
+  };
+  each_panel(shape.rows, height, depth, shape.hidden / width, width, from, weight, finish);
 }
 
 template <typename T>
 void gate(const Shape& shape, const Weights<T>& w, int64_t height, const T* normed, T* inner) {
   const int64_t width = w.gate_up_width, half = width / 2;
-  each_panel(height, shape.hidden, shape.inner / half, width, normed, w.gate_up, [&](int64_t panel, float* product) {
-    settle<T>(product, shape.rows, width, nullptr);
-    for (int64_t r = 0; r < shape.rows; ++r) {
+  const auto finish = [&](int64_t panel, int64_t first, int64_t count, float* product) {
+    settle<T>(product, count, width, nullptr);
+    for (int64_t r = 0; r < count; ++r) {
       const float *g = product + r * width, *up = g + half;
-      T* out = inner + r * shape.inner + panel * half;
+      T* out = inner + (first + r) * shape.inner + panel * half;
 #pragma omp simd
       for (int64_t i = 0; i < half; ++i) {
         const float e = exp_negative(-std::fabs(g[i]));
@@ -141,7 +155,8 @@ void gate(const Shape& shape, const Weights<T>& w, int64_t height, const T* norm
         narrow_any(rounded<T>(silu) * up[i], out[i]);
       }
     }
-  });
+  };
+  each_panel(shape.rows, height, shape.hidden, shape.inner / half, width, normed, w.gate_up, finish);
 }
 
 template <typename T>
@@ -149,7 +164,10 @@ void decoder_layer(const Shape& shape, const Weights<T>& w, const Layer& l, cons
                    const std::vector<Span>& more, const int64_t* table, const int64_t* slots, T* keys, T* values, T* x) {
   const int64_t width = l.kv_heads * l.group * l.key_dim;
   const int64_t height = padded(shape.rows);
-  std::vector<T> scratch(height * (shape.hidden + 2 * width + shape.inner));
+  // What padding rows hold goes into their own products alone, which nobody reads.
+  thread_local std::vector<T> scratch;
+  const int64_t size = height * (shape.hidden + 2 * width + shape.inner);
+  if (int64_t(scratch.size()) < size) scratch.resize(size);
   T *normed = scratch.data(), *query = normed + height * shape.hidden, *attended = query + height * width,
     *inner = attended + height * width;
   rms_norm(x, w.input_norm, shape.rows, shape.hidden, shape.epsilon, normed);

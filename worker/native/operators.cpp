@@ -69,7 +69,14 @@ at::Tensor decoder_layer_op(const at::Tensor& hidden, const at::Tensor& input_no
   TORCH_CHECK(dim % 2 == 0 && dim <= 16 * kMostLanes);
   TORCH_CHECK(slots.numel() == shape.rows && cos.numel() == shape.rows * dim && sin.numel() == shape.rows * dim);
   TORCH_CHECK(output.size(0) * output.size(2) == shape.hidden && down.size(0) * down.size(2) == shape.hidden);
-  TORCH_CHECK(keys.is_contiguous() && values.is_contiguous());
+  TORCH_CHECK(keys.is_contiguous() && values.is_contiguous() && slots.is_contiguous() && table.is_contiguous());
+  const auto depth = [](const at::Tensor& weight) { return weight.size(1) * weight.size(3); };
+  TORCH_CHECK(depth(qkv) == shape.hidden && depth(gate_up) == shape.hidden);
+  TORCH_CHECK(depth(output) == heads * dim && depth(down) == shape.inner);
+  TORCH_CHECK(input_norm.numel() == shape.hidden && post_norm.numel() == shape.hidden);
+  TORCH_CHECK(!qkv_bias || qkv_bias->numel() == (heads + 2 * kv_heads) * dim);
+  TORCH_CHECK(!output_bias || output_bias->numel() == shape.hidden);
+  TORCH_CHECK((!query_norm || query_norm->numel() == dim) && (!key_norm || key_norm->numel() == dim));
   const Layer layer{kv_heads, heads / kv_heads, dim, dim, keys.size(1), window, float(scaling), 0.0f};
   const auto [one, more] = sorted(spans);
   const auto go = [&](auto zero) {
@@ -106,13 +113,14 @@ at::Tensor linear(const at::Tensor& rows, const at::Tensor& weight, const std::o
     using T = decltype(zero);
     const T* added = data<T>(bias);
     T* to = out.mutable_data_ptr<T>();
-    each_panel(height, depth, panels, width, data<T>(source), data<T>(weight), [&](int64_t panel, float* product) {
-      for (int64_t r = 0; r < count; ++r)
+    const auto finish = [&](int64_t panel, int64_t first, int64_t rows_of_it, float* product) {
+      for (int64_t r = 0; r < rows_of_it; ++r)
 #pragma omp simd
         for (int64_t i = 0; i < width; ++i)
           narrow_any(product[r * width + i] + (added ? widen(added[panel * width + i]) : 0.0f),
-                     to[r * size + panel * width + i]);
-    });
+                     to[(first + r) * size + panel * width + i]);
+    };
+    each_panel(count, height, depth, panels, width, data<T>(source), data<T>(weight), finish);
   };
   if (rows.scalar_type() == at::kBFloat16) {
     go(BFloat16());

@@ -41,7 +41,10 @@ def test_every_linear_layer_of_a_model_is_packed_and_its_memory_let_go(
     plain = tiny_module("llama", dtype=torch.bfloat16)
     module = copy.deepcopy(plain)
     count = sum(type(part) is nn.Linear for part in plain.modules())
-    assert pack_weights(module, dtype=torch.bfloat16, device=CPU, has_kernels=False) == count
+    assert (
+        pack_weights(module, dtype=torch.bfloat16, device=CPU, kv_bytes=0, has_kernels=False)
+        == count
+    )
     assert not any(type(part) is nn.Linear for part in module.modules())
     packed = [part for part in module.modules() if isinstance(part, PackedLinear)]
     assert all(part.weight.device.type == "meta" for part in packed)
@@ -55,7 +58,7 @@ def test_every_linear_layer_of_a_model_is_packed_and_its_memory_let_go(
 def test_with_amx_both_kinds_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "cpu_features", lambda: frozenset({"amx_bf16"}))
     module = tiny_module("llama", dtype=torch.bfloat16)
-    pack_weights(module, dtype=torch.bfloat16, device=CPU, has_kernels=False)
+    pack_weights(module, dtype=torch.bfloat16, device=CPU, kv_bytes=0, has_kernels=False)
     packed = [part for part in module.modules() if isinstance(part, PackedLinear)]
     assert packed
     assert all(part.packed_rows == 64 and part.weight.device == CPU for part in packed)
@@ -68,7 +71,7 @@ def test_with_amx_and_little_memory_only_the_packed_kind_is_kept(
     monkeypatch.setattr(packing, "cpu_features", lambda: frozenset({"amx_bf16"}))
     monkeypatch.setattr(packing, "free_bytes", lambda _device: 0)
     module = tiny_module("llama", dtype=torch.bfloat16)
-    pack_weights(module, dtype=torch.bfloat16, device=CPU, has_kernels=False)
+    pack_weights(module, dtype=torch.bfloat16, device=CPU, kv_bytes=0, has_kernels=False)
     packed = [part for part in module.modules() if isinstance(part, PackedLinear)]
     assert all(part.weight.device.type == "meta" for part in packed)
 
@@ -97,5 +100,8 @@ def test_a_weight_that_has_no_panels_is_left_to_onednn(inputs: int, outputs: int
 
 def test_float32_stays_as_it_is() -> None:
     assert (
-        pack_weights(tiny_module("llama"), dtype=torch.float32, device=CPU, has_kernels=False) == 0
+        pack_weights(
+            tiny_module("llama"), dtype=torch.float32, device=CPU, kv_bytes=0, has_kernels=False
+        )
+        == 0
     )
