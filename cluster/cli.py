@@ -1,7 +1,7 @@
 """The `pie` command.
 
 Covers arguments, what a person sees, and exit codes: 0 when all went well, 1 when a demonstration
-did not show what it should, 2 with one clear sentence for what a person can mend. Does not cover
+did not show what it should or a node could not be emptied, 2 with one clear sentence for what a person can mend. Does not cover
 the work itself (`pie.cluster.launch`, `.pool_process`, `.status`, `.demo`).
 """
 
@@ -42,9 +42,17 @@ app.add_typer(config_app, name="config")
 app.add_typer(pages_app, name="pages")
 policy_app = typer.Typer(help="Look at policy files.", no_args_is_help=True)
 app.add_typer(policy_app, name="policy")
+pool_app = typer.Typer(help="Run one pool node, or empty one.", invoke_without_command=True)
+app.add_typer(pool_app, name="pool")
 
 _WATCH_S = 1.0
 
+IndexUrl = Annotated[
+    str | None, typer.Option("--index", help="Redis that holds the index, redis://HOST:PORT.")
+]
+SecretFile = Annotated[
+    str | None, typer.Option(help="File with the secret that the cluster shares.")
+]
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="Configuration file; default ./pie.toml.")
 ]
@@ -90,15 +98,12 @@ def serve(
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 picks a free one.")] = None,
 ) -> None:
     """Start a cluster and serve until Ctrl-C or SIGTERM."""
-    flags: dict[Key, tuple[str, object]] = {}
-    for key, flag, value in (
+    flags = _flags(
         (("model", "source"), "--model", model),
         (("cluster", "workers"), "--workers", workers),
         (("router", "host"), "--host", host),
         (("router", "port"), "--port", port),
-    ):
-        if value is not None:
-            flags[key] = (flag, value)
+    )
     with _signals(), sentences():
         loaded = _load(config, flags)
         # Ray is slow to import; `pie status` does without it.
@@ -117,36 +122,51 @@ def serve(
                 cluster.poll()
 
 
-@app.command()
+@pool_app.callback()
 def pool(
+    context: typer.Context,
     config: ConfigFile = None,
     name: Annotated[
         str | None, typer.Option(help="The node's name, the same at each of its starts.")
     ] = None,
-    index: Annotated[
-        str | None, typer.Option(help="Redis that holds the cluster's index, redis://HOST:PORT.")
-    ] = None,
+    index: IndexUrl = None,
     listen: Annotated[
         str | None, typer.Option(help="Where to listen: curve://HOST:PORT, tcp://127.0.0.1:PORT.")
     ] = None,
-    secret_file: Annotated[
-        str | None, typer.Option(help="File with the secret that the cluster shares.")
-    ] = None,
+    secret_file: SecretFile = None,
 ) -> None:
     """Run one pool node in this process until Ctrl-C or SIGTERM."""
-    flags: dict[Key, tuple[str, object]] = {}
-    for key, flag, value in (
+    if context.invoked_subcommand is not None:
+        return
+    flags = _flags(
         (("pool", "name"), "--name", name),
         (("index", "url"), "--index", index),
         (("pool", "listen"), "--listen", listen),
         (("cluster", "secret_file"), "--secret-file", secret_file),
-    ):
-        if value is not None:
-            flags[key] = (flag, value)
+    )
     with sentences():
         from pie.cluster.pool_process import run_node  # noqa: PLC0415
 
         run_node(_load(config, flags).config, _say)
+
+
+@pool_app.command("drain")
+def pool_drain(
+    name: Annotated[str, typer.Argument(help="The node's name.")],
+    config: ConfigFile = None,
+    index: IndexUrl = None,
+    secret_file: SecretFile = None,
+) -> None:
+    """Let a pool node hand its pages to the others; one of `pie pool` ends then."""
+    flags = _flags(
+        (("index", "url"), "--index", index),
+        (("cluster", "secret_file"), "--secret-file", secret_file),
+    )
+    with sentences():
+        from pie.cluster.pool_drain import drain_node  # noqa: PLC0415
+
+        left = drain_node(_load(config, flags).config, name, _say)
+    raise typer.Exit(1 if left else 0)
 
 
 @app.command()
@@ -277,6 +297,11 @@ def policy_show(config: ConfigFile = None) -> None:
 def policy_schema() -> None:
     """Print the JSON Schema of policy files, for editors."""
     _say(policy_command.schema())
+
+
+def _flags(*given: tuple[Key, str, object]) -> dict[Key, tuple[str, object]]:
+    """Return the flags that were given: key, flag and value."""
+    return {key: (flag, value) for key, flag, value in given if value is not None}
 
 
 def _load(config: Path | None, flags: dict[Key, tuple[str, object]] | None = None) -> LoadedConfig:

@@ -58,6 +58,7 @@ def new_node(
     secret: bytes,
     encryption_keys: tuple[bytes, ...],
     on_dead: Callable[[BaseException], None],
+    on_drained: Callable[[], None] | None = None,
 ) -> PoolNode:
     """Return a node as the configuration wants it.
 
@@ -75,9 +76,10 @@ def new_node(
         secret=secret,
         encryption_keys=encryption_keys,
         on_dead=on_dead,
-        retention=chosen.new_retention_aside(),
-        disk_retention=chosen.new_retention_aside(),
-        object_retention=chosen.new_retention_aside(),
+        on_drained=on_drained,
+        retention=chosen.new_retention(),
+        disk_retention=chosen.new_retention(),
+        object_retention=chosen.new_retention(),
     )
 
 
@@ -127,6 +129,7 @@ class _Process:
             secret=self._secret,
             encryption_keys=encryption_keys(config.cluster),
             on_dead=self._died,
+            on_drained=self._end.set,
         )
         try:
             record = await node.start()
@@ -139,7 +142,10 @@ class _Process:
         try:
             await self._end.wait()
             if self._dead is None:
-                await node.drain(config.cluster.drain_timeout_s)
+                pool = config.pool
+                await node.drain(
+                    pool.drain_timeout_s if pool.drain_on_stop else config.cluster.drain_timeout_s
+                )
         finally:
             await node.close()
         if self._dead is not None:

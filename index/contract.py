@@ -43,6 +43,10 @@ class PlaceRecord(msgspec.Struct, frozen=True):
     parts: tuple[int, ...] = (0,)
     tiers: tuple[int, ...] = (0,)
     total_pages: int = 0
+    capacity_bytes: int = 0
+    """What a pool node's own tiers hold together: its share of the pages."""
+    draining: bool = False
+    """Whether it takes no more pages and hands those that it has to others."""
     ttl_s: float = 5.0
     """The place is gone when it has not been heard of for so long."""
 

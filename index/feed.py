@@ -268,6 +268,10 @@ class MirrorFeed:
         followed.ttl_s = said.record.ttl_s
         followed.lost = followed.had_grace = False
         have = followed.announcement
+        if have is not None and have.record != said.record and have.generation == said.generation:
+            # It says something else of itself, and holds what it held.
+            followed.announcement = have = said
+            self._mirror.place_up(said.record)
         if have is None or (have.record.epoch, have.generation) != (
             said.record.epoch,
             said.generation,

@@ -154,6 +154,12 @@ class Publisher:
         self._outbox.cleared()
         self._wake_up()
 
+    def change(self, record: PlaceRecord) -> None:
+        """Say something else of this start of the place; from the event loop's thread."""
+        self._record = record
+        self._remote.change(record)
+        self._wake_up()
+
     def _wake_up(self) -> None:
         """Tell the task that there is something to send; from any thread."""
         if self._loop is None or self._wake.is_set():

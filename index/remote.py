@@ -60,6 +60,12 @@ class RemotePlace:
         """Number and entries of the events in the stream."""
         self._recent_entries = 0
 
+    def change(self, record: PlaceRecord) -> None:
+        """Write another record of the same start from the next call on."""
+        assert (record.place, record.epoch) == (self._record.place, self._record.epoch)
+        self._record = record
+        self._encoded = msgspec.msgpack.encode(record)
+
     async def apply(self, events: Sequence[PageEvent], first: int) -> bool:
         """Write events, the first with number `first`, or none as a sign of life.
 

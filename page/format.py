@@ -66,6 +66,9 @@ class PageHeader(msgspec.Struct, frozen=True, array_like=True):
     """How the payload beside this header is packed; `none` for all that `decode_page` returns."""
     tenant_tag: str = ""
     version: int = FORMAT_VERSION
+    group: bytes = b""
+    """Key of the first page of its group, by which pool nodes share pages out; empty where the page has
+    not been in a pool."""
 
 
 class FileHeader(NamedTuple):
@@ -247,7 +250,8 @@ _NAME = re.compile(
 
 def _fields(header: PageHeader, codec: Codec) -> dict[str, str]:
     """Return a header as the metadata of a file."""
-    return {
+    group = {"group": header.group.hex()} if header.group else {}
+    return group | {
         "version": str(header.version),
         "key": header.key.hex(),
         "parent": header.parent.hex(),
@@ -280,6 +284,7 @@ def _header(fields: dict[str, str]) -> PageHeader:
         shard=int(fields["shard"]),
         tenant_tag=fields["tenant_tag"],
         version=int(fields["version"]),
+        group=bytes.fromhex(fields.get("group", "")),
     )
 
 

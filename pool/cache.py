@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -224,17 +224,21 @@ class TieredCache:
                 self._moves.keep_soon(page)
         return good
 
-    def prepare_load(self, page: PageId) -> Loan | LookupStatus:
-        """Lend a page, checked, from the first tier that has it. Counts as a use of it."""
+    def prepare_load(self, page: PageId, *, is_use: bool = True) -> Loan | LookupStatus:
+        """Lend a page, checked, from the first tier that has it.
+
+        Counts as a use of it, unless it is only copied elsewhere.
+        """
         best = LookupStatus.MISS
         for at, shelf in enumerate(self._shelves):
             stored = shelf.level.tier.prepare_load(page)
             if isinstance(stored, StoredPage):
                 with self._lock:
-                    self.counters.hits += 1
-                    shelf.level.manager.hit(page.key, page.part, self._clock())
+                    if is_use:
+                        self.counters.hits += 1
+                        shelf.level.manager.hit(page.key, page.part, self._clock())
                     is_counted = shelf.level.manager.pin(page.key, page.part)
-                if at and self._moves is not None:
+                if at and is_use and self._moves is not None:
                     self._moves.promote_soon(page)
                 return Loan(stored, at, is_counted)
             if stored is not LookupStatus.MISS:
@@ -341,6 +345,12 @@ class TieredCache:
                 for shelf in self._shelves
                 for header in shelf.held.values()
             ]
+
+    def headers(self, kinds: Collection[TierKind]) -> list[PageHeader]:
+        """Return the pages that tiers of these kinds hold, each once."""
+        with self._lock:
+            held = [shelf.held for shelf in self._shelves if shelf.level.tier.kind in kinds]
+            return list({page: header for one in held for page, header in one.items()}.values())
 
     def bytes_by_tier(self) -> dict[str, int]:
         """Return how many bytes each tier has taken, by the tier's name."""

@@ -11,19 +11,23 @@ import contextlib
 import enum
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+
+from msgspec import structs
 
 from pie.index.contract import IndexReader, PlaceRecord
 from pie.page.events import PlaceId
 from pie.page.format import PageHeader
 from pie.page.key import PageKey
 from pie.page.lookup import LookupStatus
+from pie.policies.replication import FixedReplication, ReplicationPolicy
+from pie.pool.asking import STATUSES, WrongAnswerError, ask_statuses, by_bytes, names
 from pie.pool.byte_budget import ByteBudget
 from pie.pool.checksum import Checksum
 from pie.pool.links import NodeLinks
-from pie.pool.placement import rank
+from pie.pool.placement import Placement
 from pie.pool.settings import PoolSettings
 from pie.pool.tier import Buffer, PageId, StoredPage, id_of
 from pie.wire.client import WireClient
@@ -32,11 +36,9 @@ from pie.wire.ids import new_request_id
 from pie.wire.messages import (
     GetPages,
     Lookup,
-    LookupResult,
     Message,
     PageData,
     PutPages,
-    PutResult,
     PutStatus,
     RefusalCode,
     StoreWanted,
@@ -45,12 +47,6 @@ from pie.wire.settings import WireSettings
 
 _INLINE_BYTES = 1 << 20
 """Payloads up to this size are hashed on the event loop (0.1 ms), larger ones on a thread."""
-
-_PUT_BYTES = 4 << 20
-"""Payloads of one `PutPages`, unless one page alone is larger."""
-
-_NODES_ASKED = 2
-"""Nodes that are asked for a page: its home, and the one that was it while the home was away."""
 
 _GET_PAGES = 256
 _FIRST_GUESS_BYTES = 1 << 20
@@ -107,6 +103,7 @@ class PoolClient:
         *,
         secret: bytes | None = None,
         wire_settings: WireSettings | None = None,
+        replication: ReplicationPolicy | None = None,
     ) -> None:
         """Prepare a client; it connects to nodes as it needs them.
 
@@ -115,9 +112,10 @@ class PoolClient:
             settings: Limits.
             secret: 32 bytes that all of the cluster share, where pages are keyed with them.
             wire_settings: Limits of the wire.
+            replication: How many nodes keep a page; what the settings say where None.
         """
         self.counters = PoolCounters()
-        self._reader = reader
+        self._replication = replication or FixedReplication(settings.copies)
         self._links = NodeLinks(reader, wire_settings, secret=secret)
         self._checksum = Checksum(secret)
         self._budget = ByteBudget(settings.inflight_budget)
@@ -129,27 +127,30 @@ class PoolClient:
     ) -> list[LookupStatus]:
         """Ask the nodes what they know of each page; `RETRY` where nobody answers in time.
 
-        As of a load, the next node is asked too for a page that its home does not have; unless
-        that one has it, the home's answer counts.
+        As of a load, the next nodes are asked too for a page that its home does not have; unless
+        one of them has it, the home's answer counts.
         """
         answers: list[LookupStatus | None] = [None] * len(pages)
         until_s = time.monotonic() + deadline_s
 
         async def ask(client: WireClient, positions: Sequence[int]) -> None:
-            message = Lookup(new_request_id(), client.epoch, _names(pages, positions))
-            statuses = await _ask_statuses(client, message, until_s - time.monotonic())
+            message = Lookup(new_request_id(), client.epoch, names(pages[at] for at in positions))
+            statuses = await ask_statuses(client, message, until_s - time.monotonic())
             for at, status in zip(positions, statuses, strict=True):
                 if answers[at] is None or status == LookupStatus.HIT:
-                    answers[at] = _STATUSES[status]
+                    answers[at] = STATUSES[status]
 
-        ranked = self._ranked(groups)
-        for turn in range(_NODES_ASKED):
+        asked = self._asked(groups)
+        for turn in range(_most(asked)):
             left_s = until_s - time.monotonic()
-            nodes = self._nth(ranked, turn)
-            asked = {at: node for at, node in nodes.items() if answers[at] is not LookupStatus.HIT}
-            if not asked or left_s <= 0:
+            left = [
+                (at, order[turn])
+                for at, order in enumerate(asked)
+                if turn < len(order) and answers[at] is not LookupStatus.HIT
+            ]
+            if not left or left_s <= 0:
                 break
-            await self._spread(asked, ask, left_s)
+            await self._spread(left, ask, left_s)
         return [LookupStatus.RETRY if answer is None else answer for answer in answers]
 
     async def load(
@@ -163,8 +164,8 @@ class PoolClient:
                 `placement.group_keys(chain)` that belongs to `pages`.
             deadline_s: Seconds after which whatever has not come is a miss.
 
-        A page that its home does not bring is asked of the next node too: that one kept it while
-        the home was away. Payloads stay valid as long as they are referenced.
+        A page that its home does not bring is asked of the nodes after it in rank: those that keep
+        copies, and the one that kept it while the home was away. Payloads stay valid as long as they are referenced.
         """
         if len(pages) != len(groups):
             raise ValueError(f"{len(pages)} pages, {len(groups)} groups")
@@ -177,7 +178,9 @@ class PoolClient:
                 some = positions[start : start + _GET_PAGES]
                 guess = (self._page_bytes or _FIRST_GUESS_BYTES) * len(some)
                 async with self._budget.reserve(guess):
-                    message = GetPages(new_request_id(), client.epoch, _names(pages, some))
+                    message = GetPages(
+                        new_request_id(), client.epoch, names(pages[at] for at in some)
+                    )
                     # A generator, which has to end before its reservation does.
                     stream = client.stream(message, timeout_s=until_s - time.monotonic())
                     async with contextlib.aclosing(stream) as answers:
@@ -189,18 +192,22 @@ class PoolClient:
                             else:
                                 reasons.setdefault(at, got)
 
-        ranked = self._ranked(groups)
-        for turn in range(_NODES_ASKED):
+        asked = self._asked(groups)
+        for turn in range(_most(asked)):
             left_s = until_s - time.monotonic()
-            asked = {at: node for at, node in self._nth(ranked, turn).items() if not loaded[at]}
-            if not asked or left_s <= 0:
+            left = [
+                (at, order[turn])
+                for at, order in enumerate(asked)
+                if turn < len(order) and loaded[at] is None
+            ]
+            if not left or left_s <= 0:
                 break
-            for at, reason in (await self._spread(asked, get, left_s)).items():
+            for at, reason in (await self._spread(left, get, left_s)).items():
                 # What the home said is why the page was not where it belongs.
                 reasons.setdefault(at, reason)
         for at, page in enumerate(loaded):
             if page is None:
-                nowhere = Reason.FAILED if ranked[at] else Reason.NO_NODE
+                nowhere = Reason.FAILED if asked[at] else Reason.NO_NODE
                 self.counters.missed[reasons.get(at, nowhere)] += 1
             else:
                 self.counters.loaded += 1
@@ -215,9 +222,9 @@ class PoolClient:
         groups: Sequence[PageKey],
         deadline_s: float,
     ) -> list[PutStatus]:
-        """Offer pages to their nodes and send those that are wanted.
+        """Offer pages to the nodes that should keep them and send those that are wanted.
 
-        `REFUSED` also stands for a page that was dropped: no node, deadline, too much in flight.
+        Of a page that several keep, the best answer counts. `REFUSED` also stands for a page that was dropped: no node, deadline, too much in flight.
 
         Payloads are sent without a copy and may still be read after a deadline or a cancellation:
         hand over buffers that nobody writes to any more.
@@ -227,12 +234,19 @@ class PoolClient:
                 f"{len(headers)} headers, {len(payloads)} payloads, {len(groups)} groups"
             )
         pages = [id_of(header) for header in headers]
+        sizes = [header.raw_bytes for header in headers]
+        placed = [
+            header if header.group == group else structs.replace(header, group=group)
+            for header, group in zip(headers, groups, strict=True)
+        ]
         became = [PutStatus.REFUSED] * len(pages)
         reasons: dict[int, Reason] = {}
 
         async def put(client: WireClient, positions: Sequence[int]) -> None:
-            message = StoreWanted(new_request_id(), client.epoch, _names(pages, positions))
-            answers = await _ask_statuses(client, message, deadline_s)
+            message = StoreWanted(
+                new_request_id(), client.epoch, names(pages[at] for at in positions)
+            )
+            answers = await ask_statuses(client, message, deadline_s)
             wanted = []
             for at, answer in zip(positions, answers, strict=True):
                 if answer == LookupStatus.MISS:
@@ -241,29 +255,31 @@ class PoolClient:
                     reasons[at] = Reason.BUSY
                 else:
                     is_held = answer == LookupStatus.HIT
-                    became[at] = PutStatus.HELD if is_held else PutStatus.PENDING
-            for some in _by_bytes(wanted, headers):
-                size = sum(headers[at].raw_bytes for at in some)
+                    became[at] = min(became[at], PutStatus.HELD if is_held else PutStatus.PENDING)
+            for some in by_bytes(wanted, sizes):
+                size = sum(sizes[at] for at in some)
                 async with self._budget.reserve(size):
-                    answers = await _ask_statuses(
+                    answers = await ask_statuses(
                         client,
-                        PutPages(new_request_id(), client.epoch, tuple(headers[at] for at in some)),
+                        PutPages(new_request_id(), client.epoch, tuple(placed[at] for at in some)),
                         deadline_s,
                         [payloads[at] for at in some],
                     )
                 for at, answer in zip(some, answers, strict=True):
-                    became[at] = PutStatus(answer)
-                    if became[at] is PutStatus.REFUSED:
+                    # The smaller, the better.
+                    became[at] = min(became[at], PutStatus(answer))
+                    if answer == PutStatus.REFUSED:
                         reasons[at] = Reason.BUSY
-                    elif became[at] is PutStatus.STORED:
-                        self.counters.stored_bytes += headers[at].raw_bytes
+                    elif answer == PutStatus.STORED:
+                        self.counters.stored_bytes += sizes[at]
 
-        ranked = self._ranked(groups)
-        reasons = await self._spread(self._nth(ranked, 0), put, deadline_s) | reasons
+        homes = self._homes(groups)
+        copies = [(at, node) for at, order in enumerate(homes) for node in order]
+        reasons = await self._spread(copies, put, deadline_s) | reasons
         for at, status in enumerate(became):
             self.counters.stored[status] += 1
             if status is PutStatus.REFUSED:
-                nowhere = Reason.FAILED if ranked[at] else Reason.NO_NODE
+                nowhere = Reason.FAILED if homes[at] else Reason.NO_NODE
                 self.counters.dropped[reasons.get(at, nowhere)] += 1
         return became
 
@@ -271,35 +287,32 @@ class PoolClient:
         """Drop all connections; loads in progress are misses."""
         await self._links.close()
 
-    def _ranked(self, groups: Sequence[PageKey]) -> list[list[PlaceRecord]]:
-        """Return for each page the nodes that may have it, its home first."""
+    def _homes(self, groups: Sequence[PageKey]) -> list[list[PlaceRecord]]:
+        """Return for each page the nodes that should keep it, best first."""
         nodes = self._links.nodes()
-        weights = dict.fromkeys(nodes, 1.0)
-        ranked: list[list[PlaceRecord]] = []
-        for group, run in groupby(groups):
-            order = [nodes[place] for place in rank(group, weights)[:_NODES_ASKED]]
-            ranked.extend(order for _ in run)
-        return ranked
+        placement = Placement(nodes, self._replication)
+        return _by_group(groups, lambda group: [nodes[place] for place in placement.homes(group)])
 
-    @staticmethod
-    def _nth(ranked: Sequence[Sequence[PlaceRecord]], turn: int) -> dict[int, PlaceRecord]:
-        """Return the node of each position that is asked in a turn."""
-        return {at: order[turn] for at, order in enumerate(ranked) if len(order) > turn}
+    def _asked(self, groups: Sequence[PageKey]) -> list[list[PlaceRecord]]:
+        """Return for each page the nodes that may have it, best first."""
+        nodes = self._links.nodes()
+        placement = Placement(nodes, self._replication)
+        return _by_group(groups, lambda group: [nodes[place] for place in placement.asked(group)])
 
     async def _spread(
-        self, places: Mapping[int, PlaceRecord], work: _Work, deadline_s: float
+        self, places: Iterable[tuple[int, PlaceRecord]], work: _Work, deadline_s: float
     ) -> dict[int, Reason]:
-        """Do `work` with all nodes at once; say for each position why its node failed, if it did."""
+        """Do `work` with all nodes at once; say for each position why a node failed, if one did."""
         failed: dict[int, Reason] = {}
         by_node: dict[PlaceId, tuple[PlaceRecord, list[int]]] = {}
-        for at, record in places.items():
+        for at, record in places:
             by_node.setdefault(record.place, (record, []))[1].append(at)
 
         async def with_node(record: PlaceRecord, positions: Sequence[int]) -> None:
             try:
                 async with asyncio.timeout(deadline_s):
                     await work(await self._links.open(record), positions)
-            except (WireError, TimeoutError, _WrongAnswer) as error:
+            except (WireError, TimeoutError, WrongAnswerError) as error:
                 failed.update(dict.fromkeys(positions, _reason_of(error)))
 
         if len(by_node) == 1:
@@ -332,11 +345,20 @@ class PoolClient:
         return StoredPage(header, payload)
 
 
-class _WrongAnswer(Exception):  # noqa: N818
-    """A node answered with something that was not asked."""
+def _by_group(
+    groups: Sequence[PageKey], nodes_of: Callable[[PageKey], list[PlaceRecord]]
+) -> list[list[PlaceRecord]]:
+    """Return the nodes of each page; those of a group share a list."""
+    found: list[list[PlaceRecord]] = []
+    for group, run in groupby(groups):
+        nodes = nodes_of(group)
+        found.extend(nodes for _ in run)
+    return found
 
 
-_STATUSES = {int(status): status for status in LookupStatus}
+def _most(orders: Iterable[Sequence[PlaceRecord]]) -> int:
+    return max(map(len, orders), default=0)
+
 
 _NOT_HIT: Mapping[int, Reason] = {
     LookupStatus.MISS: Reason.NOT_HELD,
@@ -349,11 +371,11 @@ def _position_of(answer: Message, count: int) -> int:
     """Return which of `count` pages an answer is about.
 
     Raises:
-        _WrongAnswer: It is about none.
+        WrongAnswerError: It is about none.
     """
     if isinstance(answer, PageData) and 0 <= answer.position < count:
         return answer.position
-    raise _WrongAnswer
+    raise WrongAnswerError
 
 
 def _reason_of(error: Exception) -> Reason:
@@ -369,44 +391,3 @@ def _reason_of(error: Exception) -> Reason:
             return Reason.TIMEOUT
         case _:
             return Reason.FAILED
-
-
-async def _ask_statuses(
-    client: WireClient,
-    message: Lookup | StoreWanted | PutPages,
-    timeout_s: float,
-    frames: Sequence[Buffer] = (),
-) -> tuple[int, ...]:
-    """Ask for a status for each page of `message`.
-
-    Raises:
-        WireError: No answer, or a refusal.
-        _WrongAnswer: The answer is of another kind or length.
-    """
-    answer, _ = await client.request(message, frames, timeout_s=timeout_s)
-    asked = len(message.headers if isinstance(message, PutPages) else message.pages)
-    kind = PutResult if isinstance(message, PutPages) else LookupResult
-    if not isinstance(answer, kind) or len(answer.statuses) != asked:
-        raise _WrongAnswer
-    if not _STATUSES.keys() >= set(answer.statuses):
-        raise _WrongAnswer
-    return answer.statuses
-
-
-def _names(pages: Sequence[PageId], positions: Sequence[int]) -> tuple[tuple[PageKey, int], ...]:
-    return tuple((pages[at].key, int(pages[at].part)) for at in positions)
-
-
-def _by_bytes(positions: Sequence[int], headers: Sequence[PageHeader]) -> Iterator[list[int]]:
-    """Cut positions into runs whose payloads are sent together."""
-    some: list[int] = []
-    total = 0
-    for at in positions:
-        size = headers[at].raw_bytes
-        if some and total + size > _PUT_BYTES:
-            yield some
-            some, total = [], 0
-        some.append(at)
-        total += size
-    if some:
-        yield some

@@ -1,6 +1,6 @@
 """A pool node: a tiered cache that other processes reach over the wire.
 
-Covers starting, draining, stopping and what the node says of itself. Does not cover the messages
+Covers starting, emptying, stopping and what the node says of itself. Does not cover the messages
 (`pie.pool.serving`), what is kept (`pie.pool.cache`) or who starts nodes (`pie.cluster`).
 """
 
@@ -13,17 +13,24 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import quote
 
-from pie.index.contract import PlaceRecord
+from msgspec import structs
+
+from pie.index.contract import IndexReader, PlaceRecord
 from pie.index.errors import PlaceFencedError
+from pie.index.feed import MirrorFeed
+from pie.index.mirror import Mirror
 from pie.index.publisher import Publisher
 from pie.index.settings import IndexSettings
 from pie.page.events import Epoch, PlaceId, PlaceKind
 from pie.policies.manager import RetentionManager
+from pie.policies.replication import FixedReplication, ReplicationPolicy
 from pie.policies.retention import RetentionPolicy
 from pie.pool.cache import Level, TieredCache
 from pie.pool.checksum import Checksum
 from pie.pool.disk import DiskTier
 from pie.pool.index_relay import IndexRelay
+from pie.pool.links import NodeLinks
+from pie.pool.migration import Migration
 from pie.pool.mover import Mover
 from pie.pool.object import ObjectTier
 from pie.pool.object_figures import ObjectFigures, figures
@@ -32,14 +39,17 @@ from pie.pool.sealing import Sealing, SealingCounters
 from pie.pool.serving import PoolService
 from pie.pool.settings import PoolSettings
 from pie.pool.status import PoolStatus
+from pie.pool.tier import TierKind
 from pie.wire.figures import report
-from pie.wire.messages import AskStatus, Message
+from pie.wire.messages import AskStatus, Drained, DrainNode, Message
 from pie.wire.peer import Peer
 from pie.wire.server import WireServer
 from pie.wire.settings import WireSettings
 
 log = logging.getLogger("pie.pool.node")
 
+_OWN_TIERS = (TierKind.POOL_RAM, TierKind.POOL_DISK)
+"""What a node has for itself: the pages of these are moved, and their budgets are its share."""
 _WAITING_THREADS = 3
 """For each lower tier, beside those that check: who waits for it must not keep RAM waiting."""
 _LOCK_TIMEOUT_S = 10.0
@@ -63,6 +73,9 @@ class PoolNode:
         secret: bytes | None = None,
         encryption_keys: Sequence[bytes] = (),
         on_dead: Callable[[BaseException], None] | None = None,
+        on_drained: Callable[[], None] | None = None,
+        reader: IndexReader | None = None,
+        replication: ReplicationPolicy | None = None,
         index_settings: IndexSettings | None = None,
         wire_settings: WireSettings | None = None,
     ) -> None:
@@ -82,6 +95,9 @@ class PoolNode:
             encryption_keys: What pages on disk and in the bucket are encrypted with: the first writes, all read.
             on_dead: Called on the event loop when this start is over because a later one is up:
                 the process should be replaced.
+            on_drained: Called when somebody asked for the node to be emptied and that is over.
+            reader: Which other nodes there are; what the index says where None.
+            replication: How many nodes keep a page; what the settings say where None.
             index_settings: Key prefix and limits of the index.
             wire_settings: Limits of the wire.
         """
@@ -123,6 +139,8 @@ class PoolNode:
             )
             manager = RetentionManager(object_retention, name=f"{place} object")
             levels.append(Level(self._object, manager))
+        own = (level.tier for level in levels if level.tier.kind in _OWN_TIERS)
+        self._capacity_bytes = sum(tier.budget_bytes for tier in own)
         self._cache = TieredCache(levels, index=self._relay)
         keeps = self._object is not None and settings.object_write_through
         self._mover = Mover(self._cache, keeps=keeps)
@@ -137,6 +155,26 @@ class PoolNode:
             secret=secret,
         )
         self._on_dead = on_dead
+        self._on_drained = on_drained
+        self._feed: MirrorFeed | None = None
+        if reader is None:
+            reader = mirror = Mirror()
+            if index_url is not None:
+                self._feed = MirrorFeed(
+                    index_url, mirror, settings=self._index_settings, with_pages=False
+                )
+        self._links = NodeLinks(reader, wire_settings, secret=secret)
+        self._migration = Migration(
+            place,
+            self._cache,
+            self._links,
+            reader,
+            replication=replication or FixedReplication(settings.copies),
+            tiers=_OWN_TIERS,
+            bytes_per_s=float(settings.move_rate),
+            settle_s=settings.move_after_s,
+        )
+        self._emptying: asyncio.Task[tuple[int, int]] | None = None
         self._publisher: Publisher | None = None
         self._record: PlaceRecord | None = None
 
@@ -169,6 +207,7 @@ class PoolNode:
             kind=PlaceKind.POOL,
             address=address,
             tiers=tuple(int(tier) for tier in self._cache.tiers),
+            capacity_bytes=self._capacity_bytes,
             ttl_s=self._index_settings.ttl_s,
         )
         if self._index_url is not None:
@@ -181,27 +220,57 @@ class PoolNode:
             )
             self._relay.connect(self._publisher)
             await self._publisher.start()
+        if self._feed is not None:
+            await self._feed.start()
+        self._migration.start()
         log.info("%s serves at %s with %d bytes", self.place, address, self._tier.budget_bytes)
         return self._record
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new stores and wait, at most so long, until what is under way is done.
 
-        What only RAM holds goes to the next tier meanwhile, as far as the time lasts.
+        Where the settings say so, other nodes are handed all pages first. What only RAM holds after that
+        goes to the next tier, as far as the time lasts.
         """
         until_s = time.monotonic() + timeout_s
         self._service.drain()
+        if self._settings.drain_on_stop:
+            await self.empty(timeout_s)
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(max(0.0, until_s - time.monotonic())):
                 await self._service.idle()
         except TimeoutError:
             log.warning("%s: transfers still under way after %.1f s", self.place, timeout_s)
         await asyncio.to_thread(self._cache.save, until_s)
 
+    async def empty(self, timeout_s: float) -> tuple[int, int]:
+        """Take no more pages and hand all to other nodes, as far as that goes in time.
+
+        Returns how many they took, and how many are left here. What is asked for is read from here
+        until the end.
+        """
+        self._service.drain()
+        if self._record is not None and not self._record.draining:
+            self._record = structs.replace(self._record, draining=True)
+            if self._publisher is not None:
+                self._publisher.change(self._record)
+        before = self._migration.counters.moved
+        left = await self._migration.empty(timeout_s)
+        moved = self._migration.counters.moved - before
+        log.info("%s handed %d pages to other nodes, and has %d left", self.place, moved, left)
+        return moved, left
+
     async def close(self) -> None:
         """Stop at once and leave nothing behind: the index forgets the node."""
         self._service.drain()
+        if self._emptying is not None:
+            self._emptying.cancel()
+            await asyncio.gather(self._emptying, return_exceptions=True)
+        await self._migration.close()
         await self._server.close()
+        await self._links.close()
+        if self._feed is not None:
+            await self._feed.close()
         # No handler runs any more; a copy that a thread has begun ends within milliseconds.
         await asyncio.to_thread(self._threads.shutdown, wait=True)
         await asyncio.to_thread(self._mover.close)
@@ -244,6 +313,10 @@ class PoolNode:
                 "at_load": bad.at_load,
                 "malformed": service.malformed,
             },
+            to_move=self._migration.to_move,
+            moved=self._migration.counters.moved,
+            moved_bytes=self._migration.counters.moved_bytes,
+            move_failed=self._migration.counters.failed,
             sent_bytes=service.sent_bytes,
             received_bytes=service.received_bytes,
             disk_errors={} if disk is None else dict(disk.errors),
@@ -302,6 +375,14 @@ class PoolNode:
             state = "draining" if self._service.draining else "serving"
             status = self.status()
             await peer.send(report(message.request_id, self.place, self.epoch, state, status))
+        elif isinstance(message, DrainNode):
+            if self._emptying is None:
+                self._emptying = asyncio.create_task(self.empty(message.timeout_s))
+            # Whoever asked may leave: it goes on.
+            moved, left = await asyncio.shield(self._emptying)
+            await peer.send(Drained(message.request_id, moved, left))
+            if self._on_drained is not None:
+                self._on_drained()
         else:
             await self._service.handle(peer, message, frames)
 

@@ -1,7 +1,8 @@
 """Which pool node keeps which page.
 
-Covers groups of consecutive pages and weighted rendezvous hashing. Pure. Does not cover which
-nodes are alive (`pie.index`).
+Covers groups of consecutive pages, weighted rendezvous hashing, and which of the nodes that are up keep
+a group and are asked for it. Pure. Does not cover which nodes are alive (`pie.index`) or how many keep a
+page (`pie.policies.replication`).
 
 Pages of a group lie on one node, so that a leading run is read with few requests; groups of one
 sequence spread over all nodes. A node that comes or goes moves only the groups that it wins or
@@ -15,8 +16,10 @@ from collections.abc import Mapping, Sequence
 
 from blake3 import blake3
 
+from pie.index.contract import PlaceRecord
 from pie.page.events import PlaceId
 from pie.page.key import PageKey
+from pie.policies.replication import ReplicationPolicy
 
 GROUP_PAGES = 32
 
@@ -50,3 +53,33 @@ def _score(group: PageKey, place: PlaceId, weight: float) -> float:
     # In (0, 1): 53 bits fit a float exactly, and a half keeps 0 and 1 out.
     uniform = ((int.from_bytes(digest, "little") >> 11) + 0.5) / (1 << 53)
     return -weight / math.log(uniform)
+
+
+class Placement:
+    """Which of the nodes that are up keep a group, and which of them are asked for it.
+
+    The nodes that keep it, its homes, are the first of those that take pages. Asked are the first of
+    all nodes, and one more than keep it: the one that kept it until a better one came, or that keeps it
+    while a better one leaves. A node that is leaving takes no pages and is asked for those it still has.
+    """
+
+    def __init__(
+        self,
+        records: Mapping[PlaceId, PlaceRecord],
+        replication: ReplicationPolicy,
+    ) -> None:
+        self._weights = {
+            place: float(max(1, record.capacity_bytes)) for place, record in records.items()
+        }
+        self._takers = {place for place, record in records.items() if not record.draining}
+        self._replication = replication
+
+    def homes(self, group: PageKey) -> list[PlaceId]:
+        """Return the nodes that should keep a group, best first."""
+        order = [place for place in rank(group, self._weights) if place in self._takers]
+        return order[: self._replication.copies(group, len(order))]
+
+    def asked(self, group: PageKey) -> list[PlaceId]:
+        """Return the nodes that may have a group, in the order in which they should be asked."""
+        order = rank(group, self._weights)
+        return order[: self._replication.copies(group, len(self._takers)) + 1]

@@ -223,13 +223,13 @@ class PoolService:
         puts = list(zip(message.headers, frames, strict=True))
         statuses: list[PutStatus | None] = [None] * len(puts)
         if size <= _INLINE_BYTES:
-            may_evict = not self._cache.is_tiered
+            may_evict = message.may_evict and not self._cache.is_tiered
             statuses = [self._take_page(*put, may_evict=may_evict) for put in puts]
-        if None in statuses:
+        if None in statuses and (message.may_evict or size > _INLINE_BYTES):
             statuses = await self._in_thread(
                 size,
                 lambda: [
-                    self._take_page(*put) if status is None else status
+                    self._take_page(*put, may_evict=message.may_evict) if status is None else status
                     for put, status in zip(puts, statuses, strict=True)
                 ],
                 is_quick=False,
@@ -237,7 +237,7 @@ class PoolService:
         for header, frame in zip(message.headers, frames, strict=True):
             self.claims.end(id_of(header))
             self.received_bytes += frame.nbytes
-        return tuple(int(status) for status in statuses if status is not None)
+        return tuple(int(PutStatus.REFUSED if status is None else status) for status in statuses)
 
     def _take_page(
         self, header: PageHeader, payload: memoryview, *, may_evict: bool = True
@@ -321,6 +321,7 @@ def _is_sound(header: PageHeader, payload: memoryview) -> bool:
     return (
         len(header.key) == len(header.parent) == len(header.model_root) == KEY_BYTES
         and header.raw_bytes == payload.nbytes > 0
+        and len(header.group) in {0, KEY_BYTES}
         and header.index >= 0
         and header.codec == "none"
         and header.version == FORMAT_VERSION

@@ -211,6 +211,37 @@ class PoolSettings(BaseModel):
         description="Set damaged page files aside, the latest 32 in `bad/` of their folder, "
         "instead of removing them.",
     )
+    copies: int = Field(
+        default=1,
+        ge=1,
+        le=16,
+        description="Nodes that keep each page, the same for all who use the pool: with 2, a node that "
+        "dies costs no pages, and every page takes its bytes twice.",
+    )
+    move_rate: ByteSize = Field(
+        default=ByteSize(64 << 20),
+        ge=0,
+        le=1 << 50,
+        description="Payload bytes a second that a node hands to others when nodes come or go; 0 is no "
+        "limit.",
+    )
+    move_after_s: float = Field(
+        default=10.0,
+        ge=0,
+        le=3_600,
+        description="How long the same nodes must be up before pages move: one that restarts is no "
+        "reason to.",
+    )
+    drain_on_stop: bool = Field(
+        default=False,
+        description="Whether a node that is told to stop first hands its pages to other nodes.",
+    )
+    drain_timeout_s: float = Field(
+        default=300.0,
+        ge=0,
+        le=86_400,
+        description="How long a node of `pie pool` may take for that.",
+    )
     claim_timeout_s: float = Field(
         default=5.0,
         gt=0,

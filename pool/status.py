@@ -45,6 +45,13 @@ class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Calls in which the retention policy raised; `lru` decided instead."""
     bad_pages: Counter[dict[str, int]]
     """Pages that did not match their checksum, by reason: `at_store`, `at_load`, `malformed`."""
+    to_move: Gauge[int]
+    """Pages that other nodes should have and that have not had their turn yet."""
+    moved: Counter[int]
+    """Pages that were brought to other nodes, because those came or this one leaves."""
+    moved_bytes: Counter[int]
+    move_failed: Counter[int]
+    """Pages that another node should have and did not take; they stay, and are tried again."""
     sent_bytes: Counter[int]
     received_bytes: Counter[int]
     disk_errors: Counter[dict[str, int]]

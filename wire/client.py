@@ -21,6 +21,7 @@ from pie.wire.link import Link
 from pie.wire.messages import (
     Cancel,
     Credit,
+    Drained,
     GetPages,
     LookupResult,
     Message,
@@ -287,7 +288,7 @@ class WireClient:
         elif isinstance(message, PageData):
             self.counters.late_answers += 1
             self._credit(1)
-        elif isinstance(message, LookupResult | PutResult | StatusReport | Pong):
+        elif isinstance(message, LookupResult | PutResult | StatusReport | Drained | Pong):
             self.counters.late_answers += 1
         elif isinstance(message, Refused) and not request_id:
             if message.code is RefusalCode.STALE_EPOCH:

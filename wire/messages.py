@@ -363,6 +363,8 @@ class PutPages(msgspec.Struct, frozen=True, tag="put"):
     request_id: str
     epoch: Epoch
     headers: tuple[PageHeader, ...]
+    may_evict: bool = True
+    """Whether other pages may leave for them; else they are refused where there is no room."""
 
 
 class PutStatus(enum.IntEnum):
@@ -392,6 +394,25 @@ class StoreWanted(msgspec.Struct, frozen=True, tag="wanted"):
     pages: tuple[tuple[PageKey, int], ...]
 
 
+class DrainNode(msgspec.Struct, frozen=True, tag="drain"):
+    """Take no more pages and hand those that you have to other nodes. Answered by `Drained`."""
+
+    request_id: str
+    epoch: Epoch
+    timeout_s: float
+    """How long that may take."""
+
+
+class Drained(msgspec.Struct, frozen=True, tag="drained"):
+    """A node is as empty as it could be made. One that `pie pool` runs ends then."""
+
+    request_id: str
+    moved: int
+    """Pages that other nodes took."""
+    left: int
+    """Pages that nobody took in time."""
+
+
 Message = (
     Refused
     | Ping
@@ -409,5 +430,7 @@ Message = (
     | PutPages
     | PutResult
     | StoreWanted
+    | DrainNode
+    | Drained
 )
 """Anything that travels; `pie.wire.codec` encodes and decodes this union."""

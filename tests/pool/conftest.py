@@ -43,6 +43,7 @@ async def start_node(places: Places) -> AsyncIterator[StartNode]:
             epoch=Epoch(epoch),
             address=address,
             secret=secret,
+            reader=places,
         )
         nodes.append(node)
         async with asyncio.timeout(5):

@@ -2,9 +2,11 @@
 
 from collections import Counter
 
-from pie.page.events import PlaceId
+from pie.index.contract import PlaceRecord
+from pie.page.events import Epoch, PlaceId, PlaceKind
+from pie.policies.replication import FixedReplication
 from pie.pool.conformance import sample_key
-from pie.pool.placement import GROUP_PAGES, group_keys, rank
+from pie.pool.placement import GROUP_PAGES, Placement, group_keys, rank
 
 GROUPS = [sample_key(number) for number in range(2000)]
 A, B, C = PlaceId("a"), PlaceId("b"), PlaceId("c")
@@ -43,3 +45,46 @@ def test_a_node_without_weight_keeps_nothing() -> None:
 def test_placement_is_the_same_in_every_process() -> None:
     homes = [rank(sample_key(n), {A: 1.0, B: 1.0, C: 1.0})[0] for n in range(8)]
     assert "".join(homes) == "ccccbbca"
+
+
+def node(place: PlaceId, *, capacity: int = 1, draining: bool = False) -> PlaceRecord:
+    return PlaceRecord(
+        place=place,
+        epoch=Epoch(1),
+        kind=PlaceKind.POOL,
+        address="tcp://127.0.0.1:1",
+        capacity_bytes=capacity,
+        draining=draining,
+    )
+
+
+def placement(*nodes: PlaceRecord, copies: int = 1) -> Placement:
+    return Placement({one.place: one for one in nodes}, FixedReplication(copies))
+
+
+def test_copies_go_to_the_best_nodes_and_one_more_is_asked() -> None:
+    three = placement(node(A), node(B), node(C), copies=2)
+    for group in GROUPS[:50]:
+        order = rank(group, {A: 1.0, B: 1.0, C: 1.0})
+        assert three.homes(group) == order[:2]
+        assert three.asked(group) == order
+
+
+def test_more_copies_than_nodes_is_one_on_each() -> None:
+    assert placement(node(A), copies=3).homes(GROUPS[0]) == [A]
+    assert placement(copies=3).homes(GROUPS[0]) == []
+
+
+def test_a_node_that_is_leaving_takes_nothing_and_is_asked_first_for_what_it_had() -> None:
+    before = placement(node(A), node(B), node(C))
+    after = placement(node(A), node(B, draining=True), node(C))
+    for group in GROUPS[:200]:
+        assert B not in after.homes(group)
+        assert after.asked(group)[0] == before.homes(group)[0]
+        assert after.homes(group)[0] in after.asked(group)
+
+
+def test_groups_go_by_capacity() -> None:
+    uneven = placement(node(A, capacity=3 << 30), node(B, capacity=1 << 30))
+    homes = Counter(uneven.homes(group)[0] for group in GROUPS)
+    assert 2.5 < homes[A] / homes[B] < 3.6

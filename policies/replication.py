@@ -1,0 +1,36 @@
+"""How many pool nodes keep a page.
+
+Covers that number, asked for a group of pages whenever it is stored or nodes come and go. Pure. Does
+not cover which nodes those are (`pie.pool.placement`) or copying (`pie.pool.migration`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from pie.page.key import PageKey
+
+
+class ReplicationPolicy(Protocol):
+    """Says how many nodes keep the pages of a group."""
+
+    def copies(self, group: PageKey, nodes: int) -> int:
+        """Return how many of `nodes` nodes keep a group, 1 at least; more than there are is all.
+
+        Args:
+            group: The first key of the group.
+            nodes: How many nodes take pages now.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FixedReplication:
+    """The same number for every page."""
+
+    count: int = 1
+
+    def copies(self, group: PageKey, nodes: int) -> int:  # noqa: ARG002 - it is fixed
+        """Return the number."""
+        return min(self.count, max(1, nodes))

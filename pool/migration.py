@@ -1,0 +1,261 @@
+"""Pages on their way from this node to others that should have them.
+
+Covers when that is looked for, the pace, and what is done where it does not work. Does not cover what
+should go where (`pie.pool.rebalance`).
+
+A node pushes: it offers a page to each node that should keep it, sends what is wanted, and removes its own
+copy, if it need not keep one, once all of them have answered that they have theirs. So a page is somewhere
+at every moment, whoever is killed. A target that has no room without losing another page refuses, and the
+page stays. Two nodes that hold the same page do not send it twice: the second is told that it is coming.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from pie.index.contract import IndexMode, IndexReader, PlaceRecord
+from pie.page.events import PlaceId
+from pie.page.lookup import LookupStatus
+from pie.policies.replication import ReplicationPolicy
+from pie.pool.asking import WrongAnswerError, ask_statuses, by_bytes, names
+from pie.pool.cache import Loan, TieredCache
+from pie.pool.links import NodeLinks
+from pie.pool.pace import Pace
+from pie.pool.placement import Placement
+from pie.pool.rebalance import GroupMove, plan
+from pie.pool.tier import PageId, TierKind, id_of
+from pie.wire.errors import WireError
+from pie.wire.ids import new_request_id
+from pie.wire.messages import PutPages, PutStatus, StoreWanted
+
+log = logging.getLogger("pie.pool.migration")
+
+_LOOK_S = 0.5
+_AGAIN_S = 2.0
+_AGAIN_MOST_S = 60.0
+"""After a round that left pages behind; twice as long after each further one."""
+_STRAY_S = 600.0
+"""Pages that a writer with an old view left here are found within so long."""
+_TARGET_TIMEOUT_S = 10.0
+_THERE = frozenset({int(PutStatus.STORED), int(PutStatus.HELD)})
+
+
+@dataclass(slots=True)
+class MigrationCounters:
+    """What became of pages that others should have."""
+
+    moved: int = 0
+    """Copies that were sent."""
+    moved_bytes: int = 0
+    left: int = 0
+    """Pages that this node removed because all that should have them do."""
+    failed: int = 0
+    """Pages that a target did not take; they stay, and are tried again."""
+
+
+class Migration:
+    """Moves the pages of one node. For one event loop.
+
+    Args:
+        here: The node's name.
+        cache: What it holds.
+        links: Connections to the other nodes; not closed here.
+        reader: Which nodes there are.
+        replication: How many keep a page.
+        tiers: The tiers whose pages are moved.
+        bytes_per_s: How fast, at most; 0 is no limit.
+        settle_s: How long the same nodes must be up before anything moves: one that restarts is no
+            reason to.
+    """
+
+    def __init__(
+        self,
+        here: PlaceId,
+        cache: TieredCache,
+        links: NodeLinks,
+        reader: IndexReader,
+        *,
+        replication: ReplicationPolicy,
+        tiers: Collection[TierKind],
+        bytes_per_s: float,
+        settle_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.counters = MigrationCounters()
+        self.to_move = 0
+        """Pages of the round under way that have not had their turn."""
+        self._here = here
+        self._cache = cache
+        self._links = links
+        self._reader = reader
+        self._replication = replication
+        self._tiers = tiers
+        self._bytes_per_s = bytes_per_s
+        self._settle_s = settle_s
+        self._clock = clock
+        self._pace = Pace(bytes_per_s, clock())
+        self._turn = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Look after the pages from now on."""
+        self._task = asyncio.create_task(self._run(), name=f"migrate {self._here}")
+
+    async def close(self) -> None:
+        """Stop; a page that is on its way may or may not arrive, and stays here."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def empty(self, timeout_s: float) -> int:
+        """Hand all pages to others, as far as that goes in time; return how many are left.
+
+        The pace is what the time asks for, where that is more than the limit.
+        """
+        until_s = self._clock() + timeout_s
+        await self.close()
+        held = sum(header.raw_bytes for header in self._cache.headers(self._tiers))
+        if self._bytes_per_s:
+            self._pace = Pace(max(self._bytes_per_s, 2 * held / max(timeout_s, 0.1)), self._clock())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._clock() < until_s:
+                    if await self._round(draining=True):
+                        break
+                    await asyncio.sleep(min(_LOOK_S, max(0.0, until_s - self._clock())))
+        return len({(h.key, h.part) for h in self._cache.headers(self._tiers)})
+
+    async def _run(self) -> None:
+        seen: object = None
+        since_s = self._clock()
+        due_s = float("inf")
+        pause_s = _AGAIN_S
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if self._reader.mode is not IndexMode.OK:
+                continue
+            now_s = self._clock()
+            nodes = _signature(self._links.nodes())
+            if nodes != seen:
+                seen, since_s, due_s, pause_s = nodes, now_s, now_s + self._settle_s, _AGAIN_S
+            if now_s < due_s:
+                continue
+            try:
+                done = await self._round(draining=False)
+            except Exception:
+                log.exception("%s could not hand pages to others, and tries again", self._here)
+                done = False
+            if done:
+                log.debug("%s: all pages are where they belong since %.1f s", self._here, since_s)
+                due_s, pause_s = self._clock() + _STRAY_S, _AGAIN_S
+            else:
+                due_s, pause_s = self._clock() + pause_s, min(2 * pause_s, _AGAIN_MOST_S)
+
+    async def _round(self, *, draining: bool) -> bool:
+        """Look at all pages once; say whether all are where they belong."""
+        async with self._turn:
+            nodes = dict(self._links.nodes())
+            if not draining and self._here not in nodes:
+                return False
+            if draining:
+                nodes.pop(self._here, None)
+            placement = Placement(nodes, self._replication)
+            moves = await asyncio.to_thread(self._plan, placement)
+            self.to_move = sum(len(move.pages) for move in moves)
+            done = True
+            try:
+                for move in moves:
+                    done = await self._move(move, nodes) and done
+                    self.to_move -= len(move.pages)
+            finally:
+                self.to_move = 0
+            return done
+
+    def _plan(self, placement: Placement) -> list[GroupMove]:
+        return plan(self._cache.headers(self._tiers), self._here, placement)
+
+    async def _move(self, move: GroupMove, nodes: Mapping[PlaceId, PlaceRecord]) -> bool:
+        """Hand the pages of a group to all that should have them; say whether they do."""
+        there = set(move.pages)
+        for target in move.targets:
+            there &= await self._hand(move.pages, nodes[target])
+        if move.leaves:
+            gone = [page for page in move.pages if page in there and self._cache.remove(page)]
+            self.counters.left += len(gone)
+            # One that is being read goes at the next round.
+            return len(gone) == len(move.pages)
+        return len(there) == len(move.pages)
+
+    async def _hand(self, pages: tuple[PageId, ...], target: PlaceRecord) -> set[PageId]:
+        """Bring pages to a node; return those that it has now."""
+        there: set[PageId] = set()
+        try:
+            async with asyncio.timeout(_TARGET_TIMEOUT_S):
+                client = await self._links.open(target)
+            offer = StoreWanted(new_request_id(), client.epoch, names(pages))
+            statuses = await ask_statuses(client, offer, _TARGET_TIMEOUT_S)
+            there |= {p for p, s in zip(pages, statuses, strict=True) if s == LookupStatus.HIT}
+            wanted = [at for at, status in enumerate(statuses) if status == LookupStatus.MISS]
+            sizes = [self._cache.payload_bytes(page) for page in pages]
+            for some in by_bytes(wanted, sizes):
+                size = sum(sizes[at] for at in some)
+                await asyncio.sleep(self._pace.delay_s(size, self._clock()))
+                there |= await self._send([pages[at] for at in some], target)
+        except (WireError, WrongAnswerError, TimeoutError) as error:
+            log.info("%s: %s takes no pages now: %s", self._here, target.place, error)
+        self.counters.failed += len(pages) - len(there)
+        return there
+
+    async def _send(self, pages: list[PageId], target: PlaceRecord) -> set[PageId]:
+        """Send pages that a node wants; return those that it has now."""
+        client = await self._links.open(target)
+        loans = await self._borrow(pages)
+        there = set[PageId]()
+        if not loans:
+            return there
+        headers = tuple(loan.page.header for loan in loans)
+        put = PutPages(new_request_id(), client.epoch, headers, may_evict=False)
+        payloads = [loan.page.payload for loan in loans]
+        statuses = await ask_statuses(
+            client, put, _TARGET_TIMEOUT_S, payloads, lambda: self._give_back(loans)
+        )
+        for header, status in zip(headers, statuses, strict=True):
+            if status in _THERE:
+                there.add(id_of(header))
+            if status == PutStatus.STORED:
+                self.counters.moved += 1
+                self.counters.moved_bytes += header.raw_bytes
+        return there
+
+    async def _borrow(self, pages: list[PageId]) -> list[Loan]:
+        """Pin pages, checked; those that are gone or bad are left out."""
+
+        def borrow() -> list[Loan]:
+            lent = (self._cache.prepare_load(page, is_use=False) for page in pages)
+            return [loan for loan in lent if isinstance(loan, Loan)]
+
+        borrowing = asyncio.create_task(asyncio.to_thread(borrow))
+        try:
+            return await asyncio.shield(borrowing)
+        except asyncio.CancelledError:
+            # The thread goes on, and what it borrows must come back.
+            self._give_back(await borrowing)
+            raise
+
+    def _give_back(self, loans: list[Loan]) -> None:
+        for loan in loans:
+            self._cache.complete_load(loan)
+
+
+def _signature(nodes: Mapping[PlaceId, PlaceRecord]) -> frozenset[tuple[object, ...]]:
+    """Return what of the nodes says where pages belong, and who may have lost some."""
+    return frozenset(
+        (record.place, record.epoch, record.capacity_bytes, record.draining)
+        for record in nodes.values()
+    )

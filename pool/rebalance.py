@@ -1,0 +1,53 @@
+"""What a node has to hand to others so that every page lies where it belongs.
+
+Covers the plan of one node: which of its pages which other nodes should have, and which it need not
+keep. Pure. Does not cover where pages belong (`pie.pool.placement`) or sending them
+(`pie.pool.migration`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pie.page.events import PlaceId
+from pie.page.format import PageHeader
+from pie.page.key import PageKey
+from pie.pool.placement import Placement
+from pie.pool.tier import PageId, id_of
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMove:
+    """Pages of one group that other nodes should have."""
+
+    group: PageKey
+    pages: tuple[PageId, ...]
+    """In the order of the sequence, so that a move that breaks off leaves a leading run."""
+    targets: tuple[PlaceId, ...]
+    """The other nodes that should keep them, best first."""
+    leaves: bool
+    """Whether this node should not: its copies go as soon as every target has its own."""
+
+
+def plan(headers: Iterable[PageHeader], here: PlaceId, placement: Placement) -> list[GroupMove]:
+    """Return what the node `here`, which holds `headers`, has to hand to others.
+
+    What came last is first: a node that has little time left hands on what was used last. Pages of which
+    no group is known stay where they are, and so do all where no node takes pages.
+    """
+    groups: dict[PageKey, list[PageHeader]] = defaultdict(list)
+    for header in headers:
+        if header.group:
+            groups[PageKey(header.group)].append(header)
+    moves: list[GroupMove] = []
+    for group, held in groups.items():
+        homes = placement.homes(group)
+        targets = tuple(place for place in homes if place != here)
+        if targets:
+            held.sort(key=lambda header: (header.index, header.part))
+            pages = tuple(id_of(header) for header in held)
+            moves.append(GroupMove(group, pages, targets, here not in homes))
+    moves.reverse()
+    return moves

@@ -1,0 +1,165 @@
+"""Nodes hand pages to those that come, and to those that stay when they leave; none is lost."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pie.page.events import PlaceId, Tier
+from pie.page.format import PageHeader
+from pie.page.key import PageKey
+from pie.policies.replication import FixedReplication
+from pie.pool.node import PoolNode
+from pie.pool.placement import GROUP_PAGES, Placement
+from pie.pool.tier import id_of
+from pie.wire.client import WireClient
+from pie.wire.ids import new_request_id
+from pie.wire.messages import Drained, DrainNode, PutStatus
+from tests.pool.conftest import MakeClient, StartNode
+from tests.pool.places import Places, SamplePages, until
+
+COUNT = 8 * GROUP_PAGES
+MOVES = {"move_after_s": 0, "move_rate": 0}
+
+
+def held(node: PoolNode) -> dict[PageKey, PageHeader]:
+    return {header.key: header for header in node._cache.headers([Tier.POOL_RAM, Tier.POOL_DISK])}
+
+
+def is_at_home(places: Places, *nodes: PoolNode, copies: int = 1) -> bool:
+    """Say whether each node holds what it should keep and nothing else."""
+    placement = Placement(places.known, FixedReplication(copies))
+    return all(
+        (node.place in placement.homes(PageKey(header.group))) == (header.key in held(node))
+        for one in nodes
+        for header in held(one).values()
+        for node in nodes
+    )
+
+
+async def at_home(places: Places, *nodes: PoolNode, copies: int = 1) -> None:
+    async def are() -> bool:
+        return is_at_home(places, *nodes, copies=copies)
+
+    await until(are)
+
+
+async def test_a_node_that_joins_is_handed_its_share_and_pages_are_found_meanwhile(
+    places: Places, start_node: StartNode, make_client: MakeClient
+) -> None:
+    first = await start_node("a", **MOVES)
+    client, pages = make_client(), SamplePages(COUNT)
+    assert set(await pages.store(client)) == {PutStatus.STORED}
+    second = await start_node("b", **MOVES)
+    while not is_at_home(places, first, second):
+        assert all(await pages.hits(client))
+    assert held(first).keys().isdisjoint(held(second))
+    assert len(held(second)) % GROUP_PAGES == 0
+    assert 0 < len(held(second)) == first.status().moved < COUNT
+    assert all(await pages.hits(client))
+
+
+async def test_a_node_that_leaves_is_emptied_and_pages_are_found_meanwhile(
+    places: Places, start_node: StartNode, make_client: MakeClient
+) -> None:
+    nodes = [await start_node(name, **MOVES) for name in "abc"]
+    client, pages = make_client(), SamplePages(COUNT)
+    await pages.store(client)
+    leaver = max(nodes, key=lambda node: len(held(node)))
+    had = len(held(leaver))
+    emptying = asyncio.create_task(leaver.empty(30))
+    while not emptying.done():
+        assert all(await pages.hits(client))
+        places.up(leaver.record)
+    assert await emptying == (had, 0)
+    assert leaver.record.draining
+    assert not held(leaver)
+    del places.known[leaver.place]
+    await leaver.close()
+    assert all(await pages.hits(client))
+
+
+async def test_who_asks_over_the_wire_is_told_how_many_pages_went(
+    places: Places, start_node: StartNode, make_client: MakeClient
+) -> None:
+    node, _ = await start_node("a", **MOVES), await start_node("b", **MOVES)
+    await SamplePages(COUNT).store(make_client())
+    had = len(held(node))
+    wire = WireClient(node.record.address)
+    ask = DrainNode(new_request_id(), await wire.start(), 30)
+    answer, _ = await wire.request(ask, timeout_s=40)
+    await wire.close()
+    assert answer == Drained(ask.request_id, had, 0)
+
+
+async def test_the_last_node_has_nobody_to_hand_pages_to_and_says_so(
+    start_node: StartNode, make_client: MakeClient
+) -> None:
+    node = await start_node("a", **MOVES)
+    await SamplePages(40).store(make_client())
+    assert await node.empty(5) == (0, 40)
+
+
+async def test_a_node_that_is_full_takes_no_page_that_would_push_out_another(
+    places: Places, start_node: StartNode, make_client: MakeClient
+) -> None:
+    small = await start_node("a", ram_budget="1MiB", **MOVES)
+    client = make_client()
+    resident = SamplePages(100, first=5000, size=8192)
+    await resident.store(client)
+    kept = set(held(small))
+    large = await start_node("b", ram_budget="8MiB", move_after_s=3600)
+    del places.known[small.place]
+    pages = SamplePages(COUNT, size=8192)
+    await pages.store(client)
+    places.up(small.record)
+    moved, left = await large.empty(1.0)
+    assert moved + left == COUNT
+    assert left > 0
+    assert kept <= set(held(small))
+    places.up(large.record)
+    assert all(await pages.hits(client)), "what nobody took is still read where it was"
+
+
+async def test_with_two_copies_the_loss_of_a_node_costs_nothing_and_is_made_up_for(
+    places: Places, start_node: StartNode, make_client: MakeClient
+) -> None:
+    nodes = [await start_node(name, copies=2, **MOVES) for name in "abc"]
+    client, pages = make_client(copies=2), SamplePages(COUNT)
+    assert set(await pages.store(client)) == {PutStatus.STORED}
+    assert sum(len(held(node)) for node in nodes) == 2 * COUNT
+    await nodes[0].close()
+    assert all(await pages.hits(client)), "while the index still has it"
+    del places.known[nodes[0].place]
+    assert all(await pages.hits(client))
+    await at_home(places, *nodes[1:], copies=2)
+    assert all(len(held(node)) == COUNT for node in nodes[1:])
+    await nodes[1].close()
+    del places.known[nodes[1].place]
+    assert all(await pages.hits(client))
+
+
+async def test_writers_that_come_second_learn_at_once_on_every_copy(
+    start_node: StartNode, make_client: MakeClient
+) -> None:
+    for name in "ab":
+        await start_node(name)
+    pages = SamplePages(4)
+    first, second = make_client(copies=2), make_client(copies=2)
+    assert await pages.store(first) == [PutStatus.STORED] * 4
+    assert await pages.store(second) == [PutStatus.HELD] * 4
+    assert second.counters.stored_bytes == 0
+
+
+async def test_pages_come_back_to_a_node_that_was_away(
+    places: Places, start_node: StartNode, make_client: MakeClient
+) -> None:
+    nodes = [await start_node(name, **MOVES) for name in "ab"]
+    away = places.known.pop(PlaceId("a"))
+    client, pages = make_client(), SamplePages(COUNT)
+    await pages.store(client)
+    assert len(held(nodes[1])) == COUNT
+    places.up(away)
+    await at_home(places, *nodes)
+    assert 0 < len(held(nodes[0])) < COUNT
+    assert all(await pages.hits(client))
+    assert {id_of(header) for node in nodes for header in held(node).values()} == set(pages.pages)
