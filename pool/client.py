@@ -26,6 +26,7 @@ from pie.policies.replication import FixedReplication, ReplicationPolicy
 from pie.pool.asking import STATUSES, WrongAnswerError, ask_statuses, by_bytes, names
 from pie.pool.byte_budget import ByteBudget
 from pie.pool.checksum import Checksum
+from pie.pool.landing import Landing
 from pie.pool.links import NodeLinks
 from pie.pool.placement import Placement
 from pie.pool.settings import PoolSettings
@@ -119,6 +120,7 @@ class PoolClient:
         self._links = NodeLinks(reader, wire_settings, secret=secret)
         self._checksum = Checksum(secret)
         self._budget = ByteBudget(settings.inflight_budget)
+        self._landing = Landing(int(settings.shared_memory))
         self._page_bytes = 0
         """The largest payload received so far: what a page on its way is taken for."""
 
@@ -178,19 +180,22 @@ class PoolClient:
                 some = positions[start : start + _GET_PAGES]
                 guess = (self._page_bytes or _FIRST_GUESS_BYTES) * len(some)
                 async with self._budget.reserve(guess):
-                    message = GetPages(
-                        new_request_id(), client.epoch, names(pages[at] for at in some)
-                    )
+                    wanted = [pages[at] for at in some]
+                    slots = await self._landing.slots(client, wanted)
+                    message = GetPages(new_request_id(), client.epoch, names(wanted), slots.message)
                     # A generator, which has to end before its reservation does.
                     stream = client.stream(message, timeout_s=until_s - time.monotonic())
-                    async with contextlib.aclosing(stream) as answers:
-                        async for answer, frames in answers:
-                            at = some[_position_of(answer, len(some))]
-                            got = await self._checked(pages[at], answer, frames)
-                            if isinstance(got, StoredPage):
-                                loaded[at] = got
-                            else:
-                                reasons.setdefault(at, got)
+                    with slots:
+                        async with contextlib.aclosing(stream) as answers:
+                            async for answer, frames in answers:
+                                position = _position_of(answer, len(some))
+                                landed = slots.landed(position, answer)
+                                at = some[position]
+                                got = await self._checked(pages[at], answer, landed or frames)
+                                if isinstance(got, StoredPage):
+                                    loaded[at] = got
+                                else:
+                                    reasons.setdefault(at, got)
 
         asked = self._asked(groups)
         for turn in range(_most(asked)):
@@ -342,6 +347,7 @@ class PoolClient:
         if not good:
             return Reason.BAD_PAGE
         self._page_bytes = max(self._page_bytes, payload.nbytes)
+        self._landing.saw(page.part, payload.nbytes)
         return StoredPage(header, payload)
 
 

@@ -5,6 +5,7 @@ A page that is not there, no longer fits or went bad is a value, never an error.
     PoolError
     ├── NotPreparedError    a store or load was completed that nobody prepared
     ├── NoArenaError        the machine does not give the memory that the budget asks for
+    ├── NotSharedError      memory of another process cannot be written to
     └── FolderInUseError    another process keeps its pages in this folder
 """
 
@@ -21,6 +22,10 @@ class NotPreparedError(PoolError):
 
 class NoArenaError(PoolError):
     """The machine does not give the memory that the budget asks for."""
+
+
+class NotSharedError(PoolError):
+    """Memory of another process cannot be written to, or is not what that process means."""
 
 
 class FolderInUseError(PoolError):

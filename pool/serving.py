@@ -26,19 +26,23 @@ from pie.page.lookup import LookupStatus
 from pie.pool.cache import Loan, TieredCache
 from pie.pool.claims import Claims
 from pie.pool.copying import copy_payload
+from pie.pool.errors import NotSharedError
 from pie.pool.settings import PoolSettings
+from pie.pool.shared_memory import MappedArea
 from pie.pool.tier import PageId, id_of
 from pie.wire.errors import RefusedError
 from pie.wire.messages import (
     GetPages,
     Lookup,
     LookupResult,
+    MemoryShared,
     Message,
     PageData,
     PutPages,
     PutResult,
     PutStatus,
     RefusalCode,
+    ShareMemory,
     StoreWanted,
 )
 from pie.wire.peer import Peer
@@ -59,7 +63,12 @@ _PARTS = {int(part): part for part in Part}
 _MAX_NAME_CHARS = 128
 """Of a dtype, a layout id or a tenant tag, so that a header stays within its bookkeeping."""
 
+_MOST_SHARED_BYTES = 1 << 40
+
 T = TypeVar("T")
+
+_Lent = Loan | PageHeader | LookupStatus
+"""A page on loan, one that has been put where the client wants it, or why there is none."""
 
 
 class PoolService:
@@ -83,6 +92,7 @@ class PoolService:
         self._threads = threads
         self._clock = clock
         self._writers: set[bytes] = set()
+        self._areas: dict[bytes, MappedArea] = {}
         self._active = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -101,6 +111,9 @@ class PoolService:
             case GetPages():
                 with self._busy():
                     await self._send_pages(peer, message)
+            case ShareMemory():
+                self._share(peer, message)
+                await peer.send(MemoryShared(message.request_id))
             case PutPages():
                 with self._busy():
                     statuses = await self._take_pages(message, frames)
@@ -117,6 +130,25 @@ class PoolService:
     async def idle(self) -> None:
         """Wait until no page is on its way."""
         await self._idle.wait()
+
+    def _share(self, peer: Peer, message: ShareMemory) -> None:
+        """Take on memory that a client lends.
+
+        Raises:
+            RefusedError: It cannot be had from here.
+        """
+        try:
+            area = MappedArea(
+                message.pid, message.file, message.size_bytes, message.token, _MOST_SHARED_BYTES
+            )
+        except NotSharedError as error:
+            raise RefusedError(RefusalCode.FAILED, f"memory is not shared: {error}") from error
+        if peer.id not in self._areas:
+            peer.on_gone(lambda: self._forget_area(peer.id))
+        self._areas[peer.id] = area
+
+    def _forget_area(self, client: bytes) -> None:
+        self._areas.pop(client, None)
 
     def _lookup(self, message: Lookup) -> tuple[int, ...]:
         now_s = self._clock()
@@ -152,10 +184,15 @@ class PoolService:
     async def _send_pages(self, peer: Peer, message: GetPages) -> None:
         """Send each page as soon as it is checked."""
         position = 0
+        rooms = self._rooms(peer, message)
         for batch in self._batches(_pages(message)):
             loans = await self._in_thread(
                 sum(size for _, size in batch),
-                functools.partial(self._borrow, [page for page, _ in batch]),
+                functools.partial(
+                    self._borrow,
+                    [page for page, _ in batch],
+                    rooms[position : position + len(batch)],
+                ),
                 undo=self._give_back,
                 is_quick=all(self._cache.is_quick(page) for page, _ in batch),
             )
@@ -170,6 +207,17 @@ class PoolService:
                         # From here on `release` ends the loan, also where sending fails.
                         await peer.send(data, [loan.page.payload], release=self._ender(loan))
                         self.sent_bytes += loan.page.payload.nbytes
+                    elif isinstance(loan, PageHeader):
+                        await peer.send(
+                            PageData(
+                                message.request_id,
+                                position,
+                                int(LookupStatus.HIT),
+                                loan,
+                                in_slot=True,
+                            )
+                        )
+                        self.sent_bytes += loan.raw_bytes
                     else:
                         await peer.send(PageData(message.request_id, position, int(loan)))
                     position += 1
@@ -192,11 +240,30 @@ class PoolService:
         if batch:
             yield batch
 
-    def _borrow(self, pages: Sequence[PageId]) -> list[Loan | LookupStatus]:
-        self._cache.expect(pages)
-        return [self._cache.prepare_load(page) for page in pages]
+    def _rooms(self, peer: Peer, message: GetPages) -> list[memoryview | None]:
+        """Return for each page where in the client's memory it may be put, if anywhere."""
+        area = self._areas.get(peer.id)
+        if area is None or len(message.slots) != len(message.pages):
+            return [None] * len(message.pages)
+        return [area.slot(offset, size) if size else None for offset, size in message.slots]
 
-    def _give_back(self, loans: Sequence[Loan | LookupStatus]) -> None:
+    def _borrow(self, pages: Sequence[PageId], rooms: Sequence[memoryview | None]) -> list[_Lent]:
+        """Lend pages, or put them where the client has room for them."""
+        self._cache.expect(pages)
+        lent: list[_Lent] = []
+        for page, room in zip(pages, rooms, strict=True):
+            loan = self._cache.prepare_load(page)
+            if room is None or not isinstance(loan, Loan) or loan.page.payload.nbytes > room.nbytes:
+                lent.append(loan)
+                continue
+            try:
+                copy_payload(room[: loan.page.payload.nbytes], loan.page.payload)
+                lent.append(loan.page.header)
+            finally:
+                self._cache.complete_load(loan)
+        return lent
+
+    def _give_back(self, loans: Sequence[_Lent]) -> None:
         for loan in loans:
             if isinstance(loan, Loan):
                 self._cache.complete_load(loan)

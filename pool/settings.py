@@ -255,6 +255,13 @@ class PoolSettings(BaseModel):
         le=1 << 40,
         description="Payload bytes that one client may have on the way to or from the pool.",
     )
+    shared_memory: ByteSize = Field(
+        default=ByteSize(64 << 20),
+        ge=0,
+        le=1 << 40,
+        description="Memory of one client that nodes of its own host put pages into; 0 lets them send "
+        "all over the wire.",
+    )
     check_threads: int = Field(
         default=1, ge=1, le=64, description="Threads of a node that copy and verify payloads."
     )

@@ -24,6 +24,7 @@ from pie.wire.messages import (
     Drained,
     GetPages,
     LookupResult,
+    MemoryShared,
     Message,
     PageData,
     Pong,
@@ -42,6 +43,7 @@ OnMessage = Callable[[Message, Sequence[memoryview]], None]
 """Takes a message that answers no request. Must not block."""
 
 _CREDIT_RETRY_S = 0.01
+_ANSWERS = (LookupResult, PutResult, StatusReport, MemoryShared, Drained, Pong)
 
 
 class WireClient:
@@ -288,7 +290,7 @@ class WireClient:
         elif isinstance(message, PageData):
             self.counters.late_answers += 1
             self._credit(1)
-        elif isinstance(message, LookupResult | PutResult | StatusReport | Drained | Pong):
+        elif isinstance(message, _ANSWERS):
             self.counters.late_answers += 1
         elif isinstance(message, Refused) and not request_id:
             if message.code is RefusalCode.STALE_EPOCH:

@@ -72,7 +72,7 @@ def _check_frames(message: Message, frames: Sequence[memoryview]) -> None:
         if len(frames) == 1 and len(frames[0]) % 4:
             raise BadMessage("Token ids are not a whole number of u32.", message.request_id)
     elif isinstance(message, PageData):
-        expected = 0 if message.header is None else 1
+        expected = 0 if message.header is None or message.in_slot else 1
     elif isinstance(message, PutPages):
         expected = len(message.headers)
     else:

@@ -345,6 +345,9 @@ class GetPages(msgspec.Struct, frozen=True, tag="get"):
     request_id: str
     epoch: Epoch
     pages: tuple[tuple[PageKey, int], ...]
+    slots: tuple[tuple[int, int], ...] = ()
+    """For each page offset and size of where in the memory of `ShareMemory` it may be put; size 0, or no
+    slots at all, where it is to be sent."""
 
 
 class PageData(msgspec.Struct, frozen=True, tag="page"):
@@ -355,6 +358,8 @@ class PageData(msgspec.Struct, frozen=True, tag="page"):
     status: int
     """A `pie.page.lookup.LookupStatus`."""
     header: PageHeader | None = None
+    in_slot: bool = False
+    """Whether the payload lies in the page's slot, so that there is no frame."""
 
 
 class PutPages(msgspec.Struct, frozen=True, tag="put"):
@@ -394,6 +399,28 @@ class StoreWanted(msgspec.Struct, frozen=True, tag="wanted"):
     pages: tuple[tuple[PageKey, int], ...]
 
 
+class ShareMemory(msgspec.Struct, frozen=True, tag="share"):
+    """You may put pages here, if you are on my host. Answered by `MemoryShared` or `Refused`.
+
+    It replaces what this client has shared before.
+    """
+
+    request_id: str
+    epoch: Epoch
+    pid: int
+    file: int
+    """A descriptor of that process."""
+    size_bytes: int
+    token: bytes
+    """What the memory begins with."""
+
+
+class MemoryShared(msgspec.Struct, frozen=True, tag="shared"):
+    """The memory can be written to."""
+
+    request_id: str
+
+
 class DrainNode(msgspec.Struct, frozen=True, tag="drain"):
     """Take no more pages and hand those that you have to other nodes. Answered by `Drained`."""
 
@@ -430,6 +457,8 @@ Message = (
     | PutPages
     | PutResult
     | StoreWanted
+    | ShareMemory
+    | MemoryShared
     | DrainNode
     | Drained
 )
