@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import logging.handlers
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from pie.cluster.host import Host, Progress, Service, State
@@ -35,11 +36,18 @@ def _end_process(_error: BaseException) -> None:
     os._exit(1)
 
 
-def _address(sockets: Path, place: PlaceId, epoch: Epoch) -> str:
+def _address(sockets: Path | None, place: PlaceId, epoch: Epoch) -> str:
     """Return the wire address of one start: in a folder that only this user may enter.
 
-    Every start has its own, so that whoever still talks to an earlier one finds nobody.
+    Without one it is a free port at the address that Ray knows this host by. Every start has its own,
+    so that whoever still talks to an earlier one finds nobody.
     """
+    if sockets is None:
+        # Ray reads its environment when it is imported, which is not yet set where the cluster starts.
+        from ray.util import get_node_ip_address  # noqa: PLC0415
+
+        host_of_ray: Callable[[], str] = get_node_ip_address
+        return f"curve://{host_of_ray()}:0"
     return f"ipc://{sockets}/{place}-{epoch}"
 
 
@@ -78,7 +86,7 @@ class WorkerActor(ServiceActor):
         place: PlaceId,
         log_dir: Path,
         *,
-        sockets: Path,
+        sockets: Path | None,
         secret: bytes,
         encryption_keys: tuple[bytes, ...],
         model: ModelSettings,
@@ -121,7 +129,7 @@ class PoolActor(ServiceActor):
         place: PlaceId,
         log_dir: Path,
         *,
-        sockets: Path,
+        sockets: Path | None,
         secret: bytes,
         encryption_keys: tuple[bytes, ...],
         pool: PoolSettings,

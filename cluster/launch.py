@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import logging
 import os
 import socket
@@ -331,7 +332,9 @@ class Cluster:
             "policies": config.policies,
         }
         cores = psutil.cpu_count() or 1
-        threads = config.model.threads or max(1, cores // config.cluster.workers)
+        nodes = ray.nodes() if config.cluster.spread else [""]
+        beside = -(-config.cluster.workers // len(nodes))
+        threads = config.model.threads or max(1, cores // beside)
         model = config.model.model_copy(update={"threads": threads})
         self._router = Part(
             "router",
@@ -344,23 +347,27 @@ class Cluster:
                 **common,
             ),
         )
+        turns = itertools.cycle(nodes)
         self._pool = [
-            self._part(ray, PoolActor, f"pool-{i}", pool=pool, **common)
-            for i in range(config.pool.nodes)
+            self._part(ray, PoolActor, f"pool-{i}", next(turns), pool=pool, **common)
+            for i in range(pool.nodes)
         ]
         self._workers = [
-            self._part(ray, WorkerActor, f"worker-{i}", model=model, pool=config.pool, **common)
+            self._part(
+                ray, WorkerActor, f"worker-{i}", next(turns), model=model, pool=pool, **common
+            )
             for i in range(config.cluster.workers)
         ]
 
-    def _part(self, ray: RayRuntime, kind: type, name: str, **settings: object) -> Part:
+    def _part(self, ray: RayRuntime, kind: type, name: str, node: str, **settings: object) -> Part:
         return Part(
             name,
-            lambda: ray.actor(
+            lambda: ray.actor_on(
+                node,
                 kind,
                 PlaceId(name),
                 self._logs,
-                sockets=self._folder,
+                sockets=None if node else self._folder,
                 secret=self._secret,
                 encryption_keys=self._encryption_keys,
                 **settings,

@@ -86,6 +86,7 @@ def problems(config: PieConfig) -> list[str]:
         *_bucket(config.pool),
         *_index(config.index),
         *_ray(config.cluster.ray_address),
+        *_spread(config),
         *_ports(config),
         *_memory(config),
     ]
@@ -300,6 +301,19 @@ def _ray(address: str) -> Iterator[str]:
         yield f"cluster.ray_address: no Ray answers at {address}: {_reason(error)}"
 
 
+def _spread(config: PieConfig) -> Iterator[str]:
+    cluster = config.cluster
+    if not cluster.spread:
+        return
+    for setting, value in (
+        ("cluster.ray_address", cluster.ray_address),
+        ("index.url", config.index.url),
+        ("cluster.log_dir", cluster.log_dir),
+    ):
+        if not value:
+            yield f"cluster.spread: {setting} is not set, and every node of Ray needs it"
+
+
 def _ports(config: PieConfig) -> Iterator[str]:
     host, port = config.router.host, config.router.port
     try:
@@ -318,6 +332,8 @@ def _ports(config: PieConfig) -> Iterator[str]:
 
 
 def _memory(config: PieConfig) -> Iterator[str]:
+    if config.cluster.spread:
+        return  # What other hosts have is theirs to say.
     model = config.model
     on_cpu = model.device == "cpu"
     one_worker = model.host_kv_budget + (model.device_kv_budget if on_cpu else 0)

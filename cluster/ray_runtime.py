@@ -120,9 +120,21 @@ class RayRuntime:
         """Return the names of those of a private Ray's own processes that have ended."""
         return [name for name, process in self._processes.items() if not _lives(process)]
 
+    def nodes(self) -> list[str]:
+        """Return the ids of all nodes that are alive, this one first, always in the same order."""
+        list_nodes: Any = ray.nodes  # It has no types.
+        with uninterrupted():
+            known = list_nodes()
+        alive = sorted(node["NodeID"] for node in known if node["Alive"])
+        return [self._node_id, *(node for node in alive if node != self._node_id)]
+
     def actor(self, kind: type, *args: object, **kwargs: object) -> Actor:
         """Make an actor on this node that Ray starts again whenever it dies."""
-        here = NodeAffinitySchedulingStrategy(self._node_id, soft=False)
+        return self.actor_on("", kind, *args, **kwargs)
+
+    def actor_on(self, node: str, kind: type, /, *args: object, **kwargs: object) -> Actor:
+        """Make an actor on a node, and on another one where that is gone; empty is on this one."""
+        here = NodeAffinitySchedulingStrategy(node or self._node_id, soft=bool(node))
         remote: Any = ray.remote(kind)
         with uninterrupted():
             made: Actor = remote.options(

@@ -17,7 +17,15 @@ class ClusterSettings(BaseModel):
         default="",
         description=(
             "Address of a running Ray cluster, such as `127.0.0.1:6380`; empty starts a private "
-            "one. Pie's processes run on the node where `pie serve` runs."
+            "one. Pie's processes run on the node where `pie serve` runs, unless `spread`."
+        ),
+    )
+    spread: bool = Field(
+        default=False,
+        description=(
+            "Whether workers and pool nodes are placed in turn on all nodes of the Ray that "
+            "`ray_address` joins, and talk encrypted; Pie is installed there, and `index.url` and "
+            "`log_dir` mean the same on each. Unset keeps all on the node where `pie serve` runs."
         ),
     )
     start_timeout_s: float = Field(
