@@ -13,6 +13,7 @@ ARGS ?=
 JOBS ?= 2
 TRACE ?=
 PEERS ?= $(HOME)/.cache/pie/peers
+MOONCAKE ?= $(HOME)/.cache/pie/mooncake
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -27,7 +28,7 @@ FOLDERS := $(sort $(notdir $(wildcard typings/pie/*)))
 STAMP := $(VENV)/.installed-$(subst $() ,-,$(FOLDERS))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve demo demo-pool check test soak bench bench-inferlets bench-peers bench-policies bench-routing format constraints clean
+.PHONY: help setup serve demo demo-pool check test soak bench bench-inferlets bench-pool bench-peers bench-policies bench-routing format constraints clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -63,6 +64,8 @@ bench-inferlets: $(STAMP)  ## Measure what inferlets cost and what eviction give
 
 bench-policies: $(STAMP)  ## Hit rates of policies (TRACE=FILE: a trace in Mooncake's format)
 	PIE_TRACE=$(TRACE) $(BIN)/python -m benchmarks policies
+bench-pool: $(STAMP)  ## The pool's figures, beside Mooncake Store's (installed in MOONCAKE)
+	PIE_BENCH_MOONCAKE=$(MOONCAKE) $(BIN)/python -m benchmarks pool disk
 
 bench-routing: $(STAMP)  ## Routing in simulation (TRACE=FILE: a trace in Mooncake's format)
 	PIE_TRACE=$(TRACE) $(BIN)/python -m benchmarks routing

@@ -1,6 +1,7 @@
 """Pages to and from a pool node: GB/s, milliseconds of one page, milliseconds of a look-up.
 
-One node in a process of its own, one client, loopback TCP, checksums on both sides, warm memory.
+One node in a process of its own, one client on this host, checksums on both sides, warm memory; over loopback
+TCP, the same encrypted, and by shared memory. `PIE_BENCH_MOONCAKE` names a folder to run Mooncake Store from.
 """
 
 from __future__ import annotations
@@ -11,8 +12,13 @@ import random
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
+import numpy as np
+import uvloop
+
+from benchmarks.peers import mooncake_store
 from pie.index.contract import IndexMode, PlaceRecord
 from pie.page.events import Epoch, PartMask, PlaceId
 from pie.page.format import PageHeader
@@ -26,8 +32,10 @@ from pie.pool.settings import PoolSettings
 from pie.pool.tier import id_of
 from pie.wire.messages import PutStatus
 
-_ROUNDS = 5
+_ROUNDS = 7
 _MIB = 1 << 20
+_BYTES = 64 * _MIB
+_SECRET = bytes(range(32))
 _PAGE_BYTES = 360 << 10
 """A page of SmolLM2-135M in bfloat16."""
 
@@ -47,81 +55,145 @@ class _OneNode:
         return {}
 
 
+@dataclass(frozen=True)
+class _Way:
+    """How pages travel."""
+
+    address: str = "tcp://127.0.0.1:0"
+    secret: bytes | None = None
+    shared_memory: int = 0
+
+
+_WAYS = {
+    "tcp": _Way(),
+    # What CURVE is to be compared with: a secret makes checksums dearer, too.
+    "tcp_keyed": _Way(secret=_SECRET),
+    "curve": _Way("curve://127.0.0.1:0", _SECRET),
+    "shared_memory": _Way(shared_memory=64 * _MIB),
+}
+
+_MUST_REACH = {
+    "tcp": {
+        "get_1mib_gb_s": 1.8,
+        "put_1mib_gb_s": 1.2,
+        "get_360kib_ms": 0.4,
+        "lookup_2048_ms": 2.0,
+    },
+    "shared_memory": {"get_1mib_gb_s": 4.0},
+}
+
+
 def run() -> dict[str, object]:
-    """Return figures as medians with minimum and maximum."""
+    """Return figures as medians with minimum and maximum, by how pages travel."""
+    found: dict[str, object] = {name: _with_node(way) for name, way in _WAYS.items()}
+    return {**found, "mooncake": mooncake_store.figures(), "must_reach": _MUST_REACH}
+
+
+def _with_node(way: _Way) -> dict[str, object]:
     here, there = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=_node, args=(there,))
+    process = multiprocessing.get_context("spawn").Process(target=_node, args=(there, way))
     process.start()
     try:
-        return asyncio.run(_measure(here.recv()))
+        return asyncio.run(_measure(here.recv(), way))
     finally:
         here.send(None)
         process.join(10)
 
 
-def _node(pipe: Connection) -> None:
+def _node(pipe: Connection, way: _Way) -> None:
     async def serve() -> None:
-        settings = PoolSettings.model_validate({"ram_budget": "1GiB"})
-        node = PoolNode(PlaceId("pool-0"), settings, index_url=None, epoch=Epoch(1))
+        node = PoolNode(
+            PlaceId("pool-0"),
+            PoolSettings.model_validate({"ram_budget": "1GiB"}),
+            index_url=None,
+            epoch=Epoch(1),
+            address=way.address,
+            secret=way.secret,
+        )
         pipe.send(await node.start())
         await asyncio.to_thread(pipe.recv)
         await node.close()
 
-    asyncio.run(serve())
+    # As nodes run: in a process of `pie pool`, or a Ray actor's thread.
+    uvloop.run(serve())
 
 
-async def _measure(record: PlaceRecord) -> dict[str, object]:
-    client = PoolClient(_OneNode(record), PoolSettings())
+async def _measure(record: PlaceRecord, way: _Way) -> dict[str, object]:
+    settings = PoolSettings.model_validate({"shared_memory": way.shared_memory})
+    client = PoolClient(_OneNode(record), settings, secret=way.secret)
     try:
         return {
-            "put_1mib_gb_s": await _puts(client),
-            "get_1mib_gb_s": await _gets(client),
-            "get_360kib_ms": await _single_gets(client),
-            "put_360kib_ms": await _single_puts(client),
+            "put_1mib_gb_s": await _puts(client, way, _MIB),
+            "put_4mib_gb_s": await _puts(client, way, 4 * _MIB),
+            "get_1mib_gb_s": await _gets(client, way, _MIB),
+            "get_4mib_gb_s": await _gets(client, way, 4 * _MIB),
+            "get_360kib_ms": await _single_gets(client, way),
+            "put_360kib_ms": await _single_puts(client, way),
             "lookup_2048_ms": await _look_ups(client),
         }
     finally:
         await client.close()
 
 
-def _pages(first: int, count: int, size: int) -> tuple[list[PageHeader], list[bytes]]:
-    made = [sample_page(number, size) for number in range(first, first + count)]
+def _pages(
+    first: int, count: int, size: int, way: _Way | None = None
+) -> tuple[list[PageHeader], list[bytes]]:
+    secret = None if way is None else way.secret
+    made = [sample_page(n, size, secret=secret) for n in range(first, first + count)]
     return [header for header, _ in made], [payload for _, payload in made]
 
 
-async def _puts(client: PoolClient) -> dict[str, float]:
-    """64 pages of 1 MiB, new each time, into memory that was touched before."""
+async def _puts(client: PoolClient, way: _Way, size: int) -> dict[str, float]:
+    """Pages of 64 MiB in all, new each time, out of an arena into memory that was touched before."""
+    count = _BYTES // size
 
     async def put(first: int) -> float:
-        headers, payloads = _pages(first, 64, _MIB)
+        headers, payloads = _pages(first, count, size, way)
         groups = group_keys([header.key for header in headers])
+        arena = np.frombuffer(b"".join(payloads), np.uint8)
         began = time.perf_counter()
-        statuses = await client.store(headers, payloads, groups=groups, deadline_s=30)
+        copies = [arena[at : at + size].copy().data for at in range(0, _BYTES, size)]
+        statuses = await client.store(headers, copies, groups=groups, deadline_s=30)
         seconds = time.perf_counter() - began
         assert set(statuses) == {PutStatus.STORED}
-        return 64 * _MIB / seconds / 1e9
+        return _BYTES / seconds / 1e9
 
-    for first in range(0, 17 * 64, 64):
-        await put(first)  # Fill the budget, so that every page's memory is resident.
-    return _spread([await put(first) for first in range(17 * 64, (17 + _ROUNDS) * 64, 64)])
+    base = size * 100
+    # Fill the budget, so that every page's memory is resident.
+    fill = 17 if size == _MIB else 1
+    for number in range(fill):
+        await put(base + number * count)
+    return _spread([await put(base + (fill + n) * count) for n in range(_ROUNDS)])
 
 
-async def _gets(client: PoolClient) -> dict[str, float]:
-    headers, payloads = _pages(21 * 64, 64, _MIB)
+async def _gets(client: PoolClient, way: _Way, size: int) -> dict[str, float]:
+    """The same pages each time, checked, and copied into the caller's arena.
+
+    With shared memory they land in memory that the caller has lent, and are not copied once more.
+    """
+    count = _BYTES // size
+    headers, payloads = _pages(size * 200, count, size, way)
     groups = group_keys([header.key for header in headers])
+    await client.store(headers, payloads, groups=groups, deadline_s=30)
     pages = [id_of(header) for header in headers]
+    arena = np.ones(_BYTES, np.uint8)
     figures = []
-    for _ in range(_ROUNDS + 1):
+    for number in range(_ROUNDS + 2):
         began = time.perf_counter()
         loaded = await client.load(pages, groups=groups, deadline_s=30)
-        seconds = time.perf_counter() - began
-        assert [bytes(page.payload) for page in loaded if page is not None] == payloads
-        figures.append(64 * _MIB / seconds / 1e9)
-    return _spread(figures[1:])
+        if not way.shared_memory:
+            for at, page in enumerate(loaded):
+                assert page is not None
+                arena[at * size : (at + 1) * size] = np.frombuffer(page.payload, np.uint8)
+        figures.append(_BYTES / (time.perf_counter() - began) / 1e9)
+        if number == 0:
+            assert [page and bytes(page.payload) for page in loaded] == payloads
+        del loaded
+    return _spread(figures[2:])
 
 
-async def _single_gets(client: PoolClient) -> dict[str, float]:
-    headers, payloads = _pages(5000, 32, _PAGE_BYTES)
+async def _single_gets(client: PoolClient, way: _Way) -> dict[str, float]:
+    headers, payloads = _pages(5000, 32, _PAGE_BYTES, way)
     groups = group_keys([header.key for header in headers])
     await client.store(headers, payloads, groups=groups, deadline_s=30)
     chance = random.Random(1)
@@ -134,8 +206,8 @@ async def _single_gets(client: PoolClient) -> dict[str, float]:
     return await _milliseconds(get)
 
 
-async def _single_puts(client: PoolClient) -> dict[str, float]:
-    headers, payloads = _pages(6000, 300, _PAGE_BYTES)
+async def _single_puts(client: PoolClient, way: _Way) -> dict[str, float]:
+    headers, payloads = _pages(6000, 300, _PAGE_BYTES, way)
     ready = iter(zip(headers, payloads, strict=True))
 
     async def put() -> None:
