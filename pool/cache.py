@@ -27,10 +27,9 @@ from pie.page.events import PageEntry
 from pie.page.format import PageHeader
 from pie.page.lookup import LookupStatus
 from pie.policies.manager import RetentionManager
-from pie.policies.retention import PageView
 from pie.pool.cache_counters import CacheCounters
 from pie.pool.copying import copy_payload
-from pie.pool.tier import BadPages, PageId, StoredPage, Tier, TierKind, entry_of, id_of
+from pie.pool.tier import BadPages, PageId, StoredPage, Tier, TierKind, entry_of, id_of, view_of
 
 _MAX_ROUNDS = 8
 """Evictions tried for one store. Each asks for twice the room of the one before: where the gaps
@@ -272,10 +271,12 @@ class TieredCache:
                 manager.unpin(page.key, page.part)
         shelf.level.tier.complete_load(page)
 
-    def remove(self, page: PageId) -> bool:
-        """Remove a page from all tiers unless it is pinned; say whether it is gone."""
+    def remove(self, page: PageId, kinds: Collection[TierKind] | None = None) -> bool:
+        """Remove a page from all tiers, or those of some kinds, unless it is pinned; say whether it went."""
         gone = True
         for at, shelf in enumerate(self._shelves):
+            if kinds is not None and shelf.level.tier.kind not in kinds:
+                continue
             gone = shelf.level.tier.remove(page) and gone
             self._record(at, page)
         return gone
@@ -486,7 +487,7 @@ class TieredCache:
             known = shelf.held.get(page)
             if readable and known is None and header is not None:
                 shelf.held[page] = header
-                manager.stored(_view_of(header, tier), self._clock())
+                manager.stored(view_of(header, tier), self._clock())
                 if self._index is not None:
                     self._index.stored([entry_of(header, tier.kind)])
             elif not readable and known is not None:
@@ -494,16 +495,3 @@ class TieredCache:
                 manager.removed(page.key, page.part)
                 if self._index is not None:
                     self._index.removed([entry_of(known, tier.kind)])
-
-
-def _view_of(header: PageHeader, tier: Tier) -> PageView:
-    """Return what a policy may know of a page."""
-    return PageView(
-        key=header.key,
-        parent=header.parent,
-        index=header.index,
-        part=header.part,
-        tier=tier.kind,
-        bytes=header.raw_bytes,
-        tenant_tag=header.tenant_tag,
-    )

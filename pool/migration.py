@@ -186,7 +186,11 @@ class Migration:
         for target in move.targets:
             there &= await self._hand(move.pages, nodes[target])
         if move.leaves:
-            gone = [page for page in move.pages if page in there and self._cache.remove(page)]
+            gone = [
+                page
+                for page in move.pages
+                if page in there and self._cache.remove(page, self._tiers)
+            ]
             self.counters.left += len(gone)
             # One that is being read goes at the next round.
             return len(gone) == len(move.pages)

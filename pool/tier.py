@@ -18,8 +18,19 @@ from pie.page.events import PageEntry, Part, Tier as TierKind
 from pie.page.format import PageHeader
 from pie.page.key import PageKey
 from pie.page.lookup import LookupStatus
+from pie.policies.retention import PageView
 
-__all__ = ["BadPages", "Buffer", "PageId", "StoredPage", "Tier", "TierKind", "entry_of", "id_of"]
+__all__ = [
+    "BadPages",
+    "Buffer",
+    "PageId",
+    "StoredPage",
+    "Tier",
+    "TierKind",
+    "entry_of",
+    "id_of",
+    "view_of",
+]
 
 
 class PageId(NamedTuple):
@@ -133,6 +144,19 @@ def entry_of(header: PageHeader, tier: TierKind) -> PageEntry:
         index=header.index,
         part=header.part,
         tier=tier,
+        bytes=header.raw_bytes,
+        tenant_tag=header.tenant_tag,
+    )
+
+
+def view_of(header: PageHeader, tier: Tier) -> PageView:
+    """Return what a policy may know of a page."""
+    return PageView(
+        key=header.key,
+        parent=header.parent,
+        index=header.index,
+        part=header.part,
+        tier=tier.kind,
         bytes=header.raw_bytes,
         tenant_tag=header.tenant_tag,
     )

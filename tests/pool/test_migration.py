@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 from pie.page.events import PlaceId, Tier
 from pie.page.format import PageHeader
@@ -163,3 +164,14 @@ async def test_pages_come_back_to_a_node_that_was_away(
     assert 0 < len(held(nodes[0])) < COUNT
     assert all(await pages.hits(client))
     assert {id_of(header) for node in nodes for header in held(node).values()} == set(pages.pages)
+
+
+async def test_what_moved_is_removed_from_a_nodes_own_tiers_alone(
+    start_node: StartNode, make_client: MakeClient, tmp_path: Path
+) -> None:
+    node = await start_node("a", disk_budget="8MiB", disk_folders=[tmp_path])
+    pages = SamplePages(1)
+    await pages.store(make_client())
+    await asyncio.to_thread(node._cache.save, float("inf"))
+    assert node._cache.remove(pages.pages[0], [Tier.POOL_RAM])
+    assert node.status().pages == {"pool_ram": 0, "pool_disk": 1}
