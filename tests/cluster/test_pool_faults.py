@@ -187,7 +187,7 @@ async def test_sigterm_empties_a_node_that_is_to_drain_and_pages_are_found_meanw
 async def test_pie_pool_drain_empties_a_node_which_ends(
     pool: Pool, pages: SamplePages, tmp_path: Path
 ) -> None:
-    leaver = await pool.up("a", **FAST)
+    leaver = await pool.up("a", PIE_POOL__MOVE_AFTER_S=3600)
     await pool.stored(pages)
     await pool.up("b", PIE_POOL__MOVE_AFTER_S=3600)
     options = ["--index", pool.index.url, "--secret-file", str(tmp_path / "secret")]
