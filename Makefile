@@ -64,6 +64,7 @@ bench-inferlets: $(STAMP)  ## Measure what inferlets cost and what eviction give
 
 bench-policies: $(STAMP)  ## Hit rates of policies (TRACE=FILE: a trace in Mooncake's format)
 	PIE_TRACE=$(TRACE) $(BIN)/python -m benchmarks policies
+
 bench-pool: $(STAMP)  ## The pool's figures, beside Mooncake Store's (installed in MOONCAKE)
 	PIE_BENCH_MOONCAKE=$(MOONCAKE) $(BIN)/python -m benchmarks pool disk
 

@@ -42,7 +42,6 @@ _AGAIN_MOST_S = 60.0
 _STRAY_S = 600.0
 """Pages that a writer with an old view left here are found within so long."""
 _TARGET_TIMEOUT_S = 10.0
-_GIVEN_BACK_S = 1.0
 _THERE = frozenset({int(PutStatus.STORED), int(PutStatus.HELD)})
 
 
@@ -227,17 +226,9 @@ class Migration:
         headers = tuple(loan.page.header for loan in loans)
         put = PutPages(new_request_id(), client.epoch, headers, may_evict=False)
         payloads = [loan.page.payload for loan in loans]
-        given_back = asyncio.Event()
-
-        def give_back() -> None:
-            self._give_back(loans)
-            given_back.set()
-
-        statuses = await ask_statuses(client, put, _TARGET_TIMEOUT_S, payloads, give_back)
-        # A little after the answer, and until then they are pinned and cannot leave.
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_GIVEN_BACK_S):
-                await given_back.wait()
+        statuses = await ask_statuses(
+            client, put, _TARGET_TIMEOUT_S, payloads, lambda: self._give_back(loans)
+        )
         for header, status in zip(headers, statuses, strict=True):
             if status in _THERE:
                 there.add(id_of(header))

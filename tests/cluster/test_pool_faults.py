@@ -127,7 +127,7 @@ async def test_a_target_that_is_killed_in_mid_move_costs_what_it_had_and_nothing
     await pool.gone("b")
     went = (await pool.counts("a"))["moved"]
     hits = await pages.hits(pool.client)
-    assert 0 < COUNT - sum(hits) <= went < COUNT
+    assert 0 <= COUNT - sum(hits) <= went < COUNT
     # Those are computed again, and stored again.
     await pool.stored(pages)
     assert all(await pages.hits(pool.client))
@@ -145,7 +145,7 @@ async def test_a_source_that_is_killed_in_mid_drain_leaves_whole_pages_behind(
     source.wait()
     await pool.gone("a")
     hits = await pages.hits(pool.client)  # What comes is compared with what was stored.
-    assert 0 < sum(hits) < COUNT
+    assert 0 < sum(hits) <= COUNT
     assert (await pool.counts("b")).get("bad_pages.at_load") == 0
 
 
@@ -160,7 +160,7 @@ async def test_a_target_that_is_halted_in_mid_move_is_waited_for_by_nobody(
     began_s = time.monotonic()
     hits = await pages.hits(pool.client, deadline_s=5)
     assert time.monotonic() - began_s < 8
-    assert 0 < sum(hits) < COUNT
+    assert 0 < sum(hits) <= COUNT
     assert pool.client.counters.missed.keys() <= {Reason.TIMEOUT, Reason.GONE, Reason.NOT_HELD}
     target.signal(signal.SIGCONT)
 
