@@ -77,9 +77,9 @@ def new_node(
         encryption_keys=encryption_keys,
         on_dead=on_dead,
         on_drained=on_drained,
-        retention=chosen.new_retention(),
-        disk_retention=chosen.new_retention(),
-        object_retention=chosen.new_retention(),
+        retention=chosen.new_retention_aside(),
+        disk_retention=chosen.new_retention_aside(),
+        object_retention=chosen.new_retention_aside(),
     )
 
 

@@ -3,10 +3,11 @@
 Covers when that is looked for, the pace, and what is done where it does not work. Does not cover what
 should go where (`pie.pool.rebalance`).
 
-A node pushes: it offers a page to each node that should keep it, sends what is wanted, and removes its own
-copy, if it need not keep one, once all of them have answered that they have theirs. So a page is somewhere
-at every moment, whoever is killed. A target that has no room without losing another page refuses, and the
-page stays. Two nodes that hold the same page do not send it twice: the second is told that it is coming.
+A node pushes: it offers a page to each node that should keep it, and sends what is wanted. Its own copy, if
+it need not keep one, goes in a later round, when all of them say again that they have theirs: a reader who
+asked the new home before the page was there then still finds it at the old one. So a page is somewhere at
+every moment, whoever is killed. A target that has no room without losing another page refuses, and the page
+stays. Two nodes that hold the same page do not send it twice: the second is told that it is coming.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pie.page.lookup import LookupStatus
 from pie.policies.replication import ReplicationPolicy
 from pie.pool.asking import WrongAnswerError, ask_statuses, by_bytes, names
 from pie.pool.cache import Loan, TieredCache
+from pie.pool.grace import Grace
 from pie.pool.links import NodeLinks
 from pie.pool.pace import Pace
 from pie.pool.placement import Placement
@@ -42,6 +44,13 @@ _AGAIN_MOST_S = 60.0
 _STRAY_S = 600.0
 """Pages that a writer with an old view left here are found within so long."""
 _TARGET_TIMEOUT_S = 10.0
+_GRACE_S = 2.0
+"""How long a copy stays after all others have theirs: what a reader may take from one node to the next,
+who is told that a node is down within that."""
+_GRACE_SHARE = 0.25
+"""Of the time that a node has to empty itself, if that is less."""
+_NOBODY_S = 2.0
+"""How long a node that is to be emptied looks for others: the index tells of a new one within a second."""
 _THERE = frozenset({int(PutStatus.STORED), int(PutStatus.HELD)})
 
 
@@ -53,7 +62,7 @@ class MigrationCounters:
     """Copies that were sent."""
     moved_bytes: int = 0
     left: int = 0
-    """Pages that this node removed because all that should have them do."""
+    """Pages that this node removed because all that should have them have had them for a while."""
     failed: int = 0
     """Pages that a target did not take; they stay, and are tried again."""
 
@@ -71,6 +80,7 @@ class Migration:
         bytes_per_s: How fast, at most; 0 is no limit.
         settle_s: How long the same nodes must be up before anything moves: one that restarts is no
             reason to.
+        grace_s: How long a copy stays after those that should have it do.
     """
 
     def __init__(
@@ -84,6 +94,7 @@ class Migration:
         tiers: Collection[TierKind],
         bytes_per_s: float,
         settle_s: float,
+        grace_s: float = _GRACE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counters = MigrationCounters()
@@ -99,6 +110,7 @@ class Migration:
         self._settle_s = settle_s
         self._clock = clock
         self._pace = Pace(bytes_per_s, clock())
+        self._grace = Grace(grace_s)
         self._turn = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
 
@@ -114,22 +126,30 @@ class Migration:
             await asyncio.gather(task, return_exceptions=True)
 
     async def empty(self, timeout_s: float) -> int:
-        """Hand all pages to others, as far as that goes in time; return how many are left.
+        """Hand all pages to others, as far as that goes in time; return how many nobody took.
 
         The pace is what the time asks for, where that is more than the limit.
         """
-        until_s = self._clock() + timeout_s
+        began_s = self._clock()
+        until_s = began_s + timeout_s
         await self.close()
         held = sum(header.raw_bytes for header in self._cache.headers(self._tiers))
         if self._bytes_per_s:
             self._pace = Pace(max(self._bytes_per_s, 2 * held / max(timeout_s, 0.1)), self._clock())
+        self._grace.grace_s = min(self._grace.grace_s, _GRACE_SHARE * timeout_s)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while self._clock() < until_s:
-                    if await self._round(draining=True):
+                    done = await self._round(draining=True)
+                    if done and (self._has_takers() or self._clock() - began_s >= _NOBODY_S):
                         break
                     await asyncio.sleep(min(_LOOK_S, max(0.0, until_s - self._clock())))
-        return len({(h.key, h.part) for h in self._cache.headers(self._tiers)})
+        held_still = map(id_of, self._cache.headers(self._tiers))
+        return sum(page not in self._grace for page in held_still)
+
+    def _has_takers(self) -> bool:
+        nodes = self._links.nodes()
+        return any(not nodes[place].draining for place in nodes if place != self._here)
 
     async def _run(self) -> None:
         seen: object = None
@@ -146,6 +166,7 @@ class Migration:
                 seen, since_s, due_s, pause_s = nodes, now_s, now_s + self._settle_s, _AGAIN_S
             if now_s < due_s:
                 continue
+            before = self.counters.moved + self.counters.left
             try:
                 done = await self._round(draining=False)
             except Exception:
@@ -155,6 +176,8 @@ class Migration:
                 log.debug("%s: all pages are where they belong since %.1f s", self._here, since_s)
                 due_s, pause_s = self._clock() + _STRAY_S, _AGAIN_S
             else:
+                if self.counters.moved + self.counters.left > before:
+                    pause_s = _AGAIN_S
                 due_s, pause_s = self._clock() + pause_s, min(2 * pause_s, _AGAIN_MOST_S)
 
     async def _round(self, *, draining: bool) -> bool:
@@ -165,6 +188,7 @@ class Migration:
                 return False
             if draining:
                 nodes.pop(self._here, None)
+            self._grace.begin(_signature(nodes))
             placement = Placement(nodes, self._replication)
             moves = await asyncio.to_thread(self._plan, placement)
             self.to_move = sum(len(move.pages) for move in moves)
@@ -185,16 +209,21 @@ class Migration:
         there = set(move.pages)
         for target in move.targets:
             there &= await self._hand(move.pages, nodes[target])
-        if move.leaves:
-            gone = [
-                page
-                for page in move.pages
-                if page in there and self._cache.remove(page, self._tiers)
-            ]
-            self.counters.left += len(gone)
+        if not move.leaves:
+            return len(there) == len(move.pages)
+        now_s = self._clock()
+        gone = 0
+        for page in move.pages:
             # One that is being read goes at the next round.
-            return len(gone) == len(move.pages)
-        return len(there) == len(move.pages)
+            if (
+                page in there
+                and self._grace.may_leave(page, now_s)
+                and self._cache.remove(page, self._tiers)
+            ):
+                self._grace.left(page)
+                gone += 1
+        self.counters.left += gone
+        return gone == len(move.pages)
 
     async def _hand(self, pages: tuple[PageId, ...], target: PlaceRecord) -> set[PageId]:
         """Bring pages to a node; return those that it has now."""

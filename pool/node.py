@@ -246,7 +246,7 @@ class PoolNode:
     async def empty(self, timeout_s: float) -> tuple[int, int]:
         """Take no more pages and hand all to other nodes, as far as that goes in time.
 
-        Returns how many they took, and how many are left here. What is asked for is read from here
+        Returns how many were sent, and how many nobody has taken. What is asked for is read from here
         until the end.
         """
         self._service.drain()

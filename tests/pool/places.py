@@ -57,7 +57,7 @@ class SamplePages:
     async def load(self, client: PoolClient, deadline_s: float = 10) -> list[StoredPage | None]:
         return await client.load(self.pages, groups=self.groups, deadline_s=deadline_s)
 
-    async def hits(self, client: PoolClient, deadline_s: float = 10) -> list[bool]:
+    async def hits(self, client: PoolClient, deadline_s: float = 30) -> list[bool]:
         """Load all, and say which came; what comes has to be right."""
         loaded = await self.load(client, deadline_s)
         for page, header, payload in zip(loaded, self.headers, self.payloads, strict=True):
@@ -68,7 +68,7 @@ class SamplePages:
         return [page is not None for page in loaded]
 
 
-async def until(holds: Callable[[], Awaitable[bool]], limit_s: float = 10) -> None:
+async def until(holds: Callable[[], Awaitable[bool]], limit_s: float = 30) -> None:
     """Wait until something is so."""
     async with asyncio.timeout(limit_s):
         while not await holds():  # noqa: ASYNC110 - what is waited for happens elsewhere

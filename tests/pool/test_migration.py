@@ -59,6 +59,40 @@ async def test_a_node_that_joins_is_handed_its_share_and_pages_are_found_meanwhi
     assert all(await pages.hits(client))
 
 
+async def test_a_page_that_went_stays_a_while_for_those_who_asked_the_new_home_too_early(
+    places: Places, start_node: StartNode, make_client: MakeClient
+) -> None:
+    first = await start_node("a", **MOVES)
+    await SamplePages(COUNT).store(make_client())
+    second = await start_node("b", **MOVES)
+
+    async def has_its_share() -> bool:
+        return len(held(second)) > GROUP_PAGES
+
+    await until(has_its_share)
+    assert len(held(first)) == COUNT
+    await at_home(places, first, second)
+    assert len(held(first)) + len(held(second)) == COUNT
+
+
+async def test_a_node_that_dies_while_pages_move_to_it_costs_none(
+    places: Places, start_node: StartNode, make_client: MakeClient
+) -> None:
+    first = await start_node("a", **MOVES)
+    client, pages = make_client(), SamplePages(COUNT)
+    await pages.store(client)
+    second = await start_node("b", **MOVES)
+
+    async def has_its_share() -> bool:
+        return len(held(second)) > GROUP_PAGES
+
+    await until(has_its_share)
+    del places.known[second.place]
+    await second.close()
+    assert all(await pages.hits(client))
+    assert len(held(first)) == COUNT
+
+
 async def test_a_node_that_leaves_is_emptied_and_pages_are_found_meanwhile(
     places: Places, start_node: StartNode, make_client: MakeClient
 ) -> None:
