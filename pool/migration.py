@@ -40,7 +40,8 @@ log = logging.getLogger("pie.pool.migration")
 _LOOK_S = 0.5
 _AGAIN_S = 2.0
 _AGAIN_MOST_S = 60.0
-"""After a round that left pages behind; twice as long after each further one."""
+"""After a round that left pages behind; twice as long after each further one in which nothing moved,
+though every node answered."""
 _STRAY_S = 600.0
 """Pages that a writer with an old view left here are found within so long."""
 _TARGET_TIMEOUT_S = 10.0
@@ -111,6 +112,8 @@ class Migration:
         self._clock = clock
         self._pace = Pace(bytes_per_s, clock())
         self._grace = Grace(grace_s)
+        self._silent: set[PlaceId] = set()
+        """Nodes that did not answer in this round: they are not asked again before the next."""
         self._turn = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
 
@@ -176,7 +179,7 @@ class Migration:
                 log.debug("%s: all pages are where they belong since %.1f s", self._here, since_s)
                 due_s, pause_s = self._clock() + _STRAY_S, _AGAIN_S
             else:
-                if self.counters.moved + self.counters.left > before:
+                if self._silent or self.counters.moved + self.counters.left > before:
                     pause_s = _AGAIN_S
                 due_s, pause_s = self._clock() + pause_s, min(2 * pause_s, _AGAIN_MOST_S)
 
@@ -189,6 +192,7 @@ class Migration:
             if draining:
                 nodes.pop(self._here, None)
             self._grace.begin(_signature(nodes))
+            self._silent.clear()
             placement = Placement(nodes, self._replication)
             moves = await asyncio.to_thread(self._plan, placement)
             self.to_move = sum(len(move.pages) for move in moves)
@@ -228,6 +232,9 @@ class Migration:
     async def _hand(self, pages: tuple[PageId, ...], target: PlaceRecord) -> set[PageId]:
         """Bring pages to a node; return those that it has now."""
         there: set[PageId] = set()
+        if target.place in self._silent:
+            self.counters.failed += len(pages)
+            return there
         try:
             async with asyncio.timeout(_TARGET_TIMEOUT_S):
                 client = await self._links.open(target)
@@ -241,6 +248,7 @@ class Migration:
                 await asyncio.sleep(self._pace.delay_s(size, self._clock()))
                 there |= await self._send([pages[at] for at in some], target)
         except (WireError, WrongAnswerError, TimeoutError) as error:
+            self._silent.add(target.place)
             log.info("%s: %s takes no pages now: %s", self._here, target.place, error)
         self.counters.failed += len(pages) - len(there)
         return there

@@ -244,7 +244,7 @@ async def test_a_node_that_is_killed_in_mid_put_with_two_copies_costs_no_page(
         async def are_all_there_twice() -> bool:
             return await pool.held("c") == COUNT
 
-        await until(are_all_there_twice, limit_s=30)
+        await until(are_all_there_twice, limit_s=60)
         pool.nodes["b"].signal(signal.SIGKILL)
         await pool.gone("b")
         assert all(await pages.hits(pool.client))
