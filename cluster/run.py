@@ -21,6 +21,8 @@ from pie.worker.programs.local import LocalEngine
 from pie.worker.programs.process import Ended, EndReason
 
 _MOST_SOURCE_BYTES = 1 << 20
+_LONGEST_LINE = 4_096
+"""Characters that a line may have before a part of it is printed."""
 
 
 class ProgramError(ClusterError):
@@ -70,14 +72,37 @@ async def _run(
     config: PieConfig, program: ProgramToRun, report: Callable[[str, str], None]
 ) -> Ended:
     local = LocalEngine(config.model, config.programs)
+    output = _OutputLines()
     try:
         await local.start(lambda what: report("model", what))
         running = await local.host.start(
-            program, on_said=lambda text: _print(text + "\n"), on_output=_print
+            program, on_said=lambda text: _print(text + "\n"), on_output=output.write
         )
         return await running.ended
     finally:
+        output.end()
         await local.close()
+
+
+class _OutputLines:
+    """What a program prints, line by line, so that what it says never stands inside a line."""
+
+    def __init__(self) -> None:
+        self._begun = ""
+
+    def write(self, text: str) -> None:
+        """Print the lines that are whole now, and the rest where it is long."""
+        whole, end, self._begun = (self._begun + text).rpartition("\n")
+        if len(self._begun) > _LONGEST_LINE:
+            self._begun, end, whole = "", "", whole + end + self._begun
+        if whole or end:
+            _print(whole + end)
+
+    def end(self) -> None:
+        """Print what is left of a line."""
+        if self._begun:
+            _print(self._begun)
+        self._begun = ""
 
 
 def _arguments(text: ProgramText, path: Path, words: Sequence[str]) -> dict[str, str]:
