@@ -244,9 +244,10 @@ class ProgramHost:
         process = running.process
         match message:
             case Say(text):
-                process.said(len(text.encode()))
-                with contextlib.suppress(Exception):
-                    on_said(text)
+                # Some that came with one too many may still be on their way.
+                if process.may_say(len(text.encode())):
+                    with contextlib.suppress(Exception):
+                        on_said(text)
             case Listen(call):
                 running.listen(call)
             case Encode() | Render() | Decode():

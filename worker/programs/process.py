@@ -135,11 +135,13 @@ class ProgramProcess:
         assert self._pipe is not None
         self._pipe.send(message, frames)
 
-    def said(self, size_bytes: int) -> None:
-        """Count a message to the client; one too many ends the program."""
+    def may_say(self, size_bytes: int) -> bool:
+        """Count a message to the client and say whether it may pass; one too many ends the program."""
         self._said_bytes += size_bytes
         if self._said_bytes > int(self._settings.output):
             self.kill(EndReason.TOO_MUCH_OUTPUT)
+            return False
+        return True
 
     def kill(self, reason: EndReason) -> None:
         """End it at once; the first reason counts."""
