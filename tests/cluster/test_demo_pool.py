@@ -75,7 +75,8 @@ def test_after_everything_was_killed_a_conversation_goes_on_from_the_bucket(
     cached = after.usage.prompt_tokens_details.cached_tokens
     prompt = after.usage.prompt_tokens
     assert cached is not None
-    assert cached >= min(prompt // 16 * 16, prompt - 1)
+    # The last few pages may be cheaper to compute than to load.
+    assert cached >= prompt // 16 * 16 * 3 // 4
 
 
 def test_without_the_s3_server_one_sentence_says_how_to_install_it(

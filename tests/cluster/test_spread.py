@@ -23,7 +23,13 @@ from openai import OpenAI
 from pie.index.server import EmbeddedServer
 from tests.support.serving import Serving
 
-pytestmark = [pytest.mark.live, pytest.mark.xdist_group("command"), pytest.mark.timeout(400)]
+# Ray gives each of its nodes 30 s to start, which three at once beside other tests may not make.
+pytestmark = [
+    pytest.mark.soak,
+    pytest.mark.live,
+    pytest.mark.xdist_group("command"),
+    pytest.mark.timeout(400),
+]
 
 NODES = 3
 LONG = "The lamp of the lighthouse turns once in ten seconds. " * 30
