@@ -34,4 +34,4 @@ def test_a_disk_that_takes_nothing_does_not_keep_a_cluster_from_its_start(
 ) -> None:
     (tmp_path / "file").write_text("in the way")
     assert len(kept_secret(tmp_path / "file" / "pages")) == 32
-    assert "pages on disk are of this run alone" in caplog.text
+    assert "pages on disk and in a bucket are of this run alone" in caplog.text
