@@ -186,7 +186,7 @@ def test_a_pool_node_that_is_killed_costs_no_page_that_has_a_copy(
     os.kill(min(family), signal.SIGKILL)
     warm, cached = ask(client, LONG + "two, and then some. " + LONG, "worker-1")
     assert warm == cold
-    assert cached >= 512, "the other node has them"
+    assert cached > 600, "the other node has them"
 
     def is_back() -> bool:
         return len(pool_counters(serving)) == 2 and len(set(ray.pids("PoolActor")) - family) == 1
