@@ -1,52 +1,35 @@
-"""The tiered cache: tiers stacked from fast to large, and what moves between them.
+"""The tiered cache: tiers stacked from fast to large, as one store.
 
-Covers two-phase verbs over the stack, eviction by the policy's word, demotion and telling the
-index. Does not cover what a policy wants (`pie.policies`) or who asks (`pie.pool.node`).
+Covers two-phase verbs over the stack and what is asked of it beside them. Does not cover how pages
+get from tier to tier (`pie.pool.tier_stack`), what a policy wants (`pie.policies`) or who asks
+(`pie.pool.node`).
 
 A new page goes into the first tier. A tier without room asks its retention manager for victims; a
-victim goes to the next tier, or away from the last one. A page is served from the tier that holds
+victim goes to the next tier that takes it, or away from the last one. A page is served from the tier that holds
 it. Where there is a mover (`pie.pool.mover`), a page that was used in a lower tier is copied to the
 first one soon after, and the first tier is kept from becoming quite full, so that a new page
 seldom has to wait for a victim to be written elsewhere.
 
-Thread-safe. The lock guards tables only: hashing, copying and a tier's own I/O happen outside, so
-what a tier holds can change between a verb and its record here. `_record` settles that: under
-the lock it makes the record equal to the tier, whatever happened in between.
+Thread-safe.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from pie.index.contract import IndexWriter
 from pie.page.events import PageEntry
 from pie.page.format import PageHeader
 from pie.page.lookup import LookupStatus
-from pie.policies.manager import RetentionManager
-from pie.pool.cache_counters import CacheCounters
-from pie.pool.copying import copy_payload
-from pie.pool.tier import BadPages, PageId, StoredPage, Tier, TierKind, entry_of, id_of, view_of
+from pie.pool.tier import BadPages, PageId, StoredPage, TierKind, entry_of, id_of
+from pie.pool.tier_stack import Level, Loss, TierStack
 
-_MAX_ROUNDS = 8
-"""Evictions tried for one store. Each asks for twice the room of the one before: where the gaps
-that victims leave do not join, the eighth asks for 128 times what is needed."""
-
-_LEAVING_TIMEOUT_S = 1.0
+__all__ = ["Level", "Loan", "Moves", "TieredCache"]
 
 _HIT = LookupStatus.HIT
 """A name of its own: look-ups of thousands of pages spend a third of their time on members."""
-
-
-@dataclass(frozen=True, slots=True)
-class Level:
-    """One tier of a stack, and what chooses its victims."""
-
-    tier: Tier
-    manager: RetentionManager
 
 
 class Moves(Protocol):
@@ -71,16 +54,6 @@ class Loan(NamedTuple):
     """Whether the manager knows of the pin; it does not where the page is not on record yet."""
 
 
-@dataclass(slots=True)
-class _Shelf:
-    """A level and the pages that it is known to hold."""
-
-    level: Level
-    held: dict[PageId, PageHeader] = field(default_factory=dict)
-    leaving: int = 0
-    """Victims on their way out. They are pinned, so that no two threads choose the same."""
-
-
 class TieredCache:
     """A stack of tiers that answers as one store."""
 
@@ -100,15 +73,14 @@ class TieredCache:
         """
         if not levels:
             raise ValueError("a cache has at least one tier")
-        self.counters = CacheCounters()
-        self._shelves = [_Shelf(level) for level in levels]
-        self._tiers = [level.tier for level in levels]
-        self._index = index
+        self._stack = TierStack(levels, index=index, clock=clock)
+        self.counters = self._stack.counters
+        self._shelves = self._stack.shelves
+        self._tiers = self._stack.tiers
         self._clock = clock
         self._writing: dict[PageId, PageHeader] = {}
         self._moves: Moves | None = None
-        self._lock = threading.Lock()
-        self._left = threading.Condition(self._lock)
+        self._lock = self._stack.lock
 
     def move_with(self, moves: Moves | None) -> None:
         """Tell `moves` from now on what it may want to do; None ends that."""
@@ -121,7 +93,7 @@ class TieredCache:
             for header in shelf.level.tier.pages():
                 page = id_of(header)
                 if page not in shelf.held:
-                    self._record(at, page, header)
+                    self._stack.record(at, page, header)
                 count += 1
         return count
 
@@ -200,7 +172,7 @@ class TieredCache:
             if room is LookupStatus.RETRY:
                 return room
         else:
-            room = self._room(0, header, may_demote=may_demote)
+            room = self._stack.room(0, header, may_demote=may_demote)
         if isinstance(room, memoryview):
             with self._lock:
                 self._writing[page] = header
@@ -217,7 +189,7 @@ class TieredCache:
         if good and header is not None:
             with self._lock:
                 self.counters.stored += 1
-            self._record(0, page, header)
+            self._stack.record(0, page, header)
             if self._moves is not None:
                 self._moves.look()
                 self._moves.keep_soon(page)
@@ -243,7 +215,7 @@ class TieredCache:
             if stored is not LookupStatus.MISS:
                 best = stored
             elif page in shelf.held:
-                self._record(at, page)  # Found bad just now, and removed.
+                self._stack.record(at, page)  # Found bad just now, and removed.
         with self._lock:
             if best is LookupStatus.MISS:
                 self.counters.misses += 1
@@ -278,25 +250,28 @@ class TieredCache:
             if kinds is not None and shelf.level.tier.kind not in kinds:
                 continue
             gone = shelf.level.tier.remove(page) and gone
-            self._record(at, page)
+            self._stack.record(at, page)
         return gone
 
     def promote(self, page: PageId) -> bool:
-        """Copy a page from a lower tier to the first; say whether it came to be there so."""
+        """Copy a page from a lower tier to the first; say whether it came to be there so.
+
+        Nothing is lost for it: it gives up where the last copy of a page would have to leave.
+        """
         if self._tiers[0].lookup(page) is not LookupStatus.MISS:
             return False
         for at in range(1, len(self._shelves)):
-            header = self._copy(page, at, 0)
+            header = self._stack.copy(page, at, 0, Loss.NOTHING)
             if header is not None:
                 with self._lock:
                     self.counters.promoted += 1
-                self._record(0, page, header)
+                self._stack.record(0, page, header)
                 return True
         return False
 
     def keep(self, page: PageId) -> bool:
         """Copy a page of the first tier to the last one; say whether it is there now."""
-        return self.is_tiered and self._demote(0, page, len(self._shelves) - 1)
+        return self.is_tiered and self._stack.bring(page, 0, len(self._shelves) - 1)
 
     def is_fuller_than(self, share: float) -> bool:
         """Say whether more than a share of the first tier is taken."""
@@ -306,7 +281,8 @@ class TieredCache:
     def relieve(self, full_above: float, full_to: float) -> None:
         """Move victims of the first tier down, if more than a share of it is taken.
 
-        Nothing is lost by it: it ends where the next tier takes no more.
+        It ends where no lower tier takes more. One that is full takes a page by letting its own
+        victim go, as it does for a page that has to leave.
 
         Args:
             full_above: Share of the budget above which it is too full.
@@ -315,10 +291,10 @@ class TieredCache:
         tier = self._tiers[0]
         if self.is_tiered and self.is_fuller_than(full_above):
             excess = tier.used_bytes - int(full_to * tier.budget_bytes)
-            self._evict(0, excess, may_lose=False)
+            self._stack.evict(0, excess, may_lose=Loss.BELOW)
 
     def save(self, until_s: float) -> None:
-        """Copy what only the first tier holds to the next one, until the clock says `until_s`."""
+        """Copy what only the first tier holds to the next one that takes it, until the clock says `until_s`."""
         if not self.is_tiered:
             return
         with self._lock:
@@ -327,7 +303,7 @@ class TieredCache:
         for page in reversed(pages):
             if self._clock() >= until_s:
                 break
-            self._demote(0, page)
+            self._stack.demote(0, page)
 
     def reconcile(self) -> None:
         """Make all records equal to what the tiers say, where a tier has lost pages by itself."""
@@ -336,7 +312,7 @@ class TieredCache:
                 held = list(shelf.held)
             for page in held:
                 if shelf.level.tier.lookup(page) is not _HIT:
-                    self._record(at, page)
+                    self._stack.record(at, page)
 
     def entries(self) -> list[PageEntry]:
         """Return what the index should know: every readable page in every tier."""
@@ -382,116 +358,3 @@ class TieredCache:
                 shelf.level.manager.check()
                 assert set(shelf.held) == {id_of(header) for header in shelf.level.tier.pages()}
                 assert shelf.level.tier.used_bytes <= shelf.level.tier.budget_bytes
-
-    def _room(
-        self, at: int, header: PageHeader, *, may_demote: bool = True
-    ) -> memoryview | LookupStatus:
-        """Prepare a store in one tier, making room for it as often as that helps."""
-        tier = self._shelves[at].level.tier
-        room = tier.prepare_store(header)
-        if room is not LookupStatus.RETRY or header.raw_bytes > tier.budget_bytes:
-            return room
-        wanted = header.raw_bytes
-        for _ in range(_MAX_ROUNDS):
-            if not self._evict(at, wanted, may_demote=may_demote):
-                break
-            room = tier.prepare_store(header)
-            if room is not LookupStatus.RETRY:
-                break
-            wanted *= 2
-        return room
-
-    def _evict(
-        self, at: int, wanted_bytes: int, *, may_lose: bool = True, may_demote: bool = True
-    ) -> int:
-        """Let victims of about `wanted_bytes` leave a tier; return how many did.
-
-        Unless it may lose them, it ends at the first one that the next tier does not take. Unless
-        it may demote them, it waits for nobody.
-        """
-        shelf = self._shelves[at]
-        manager = shelf.level.manager
-        with self._lock:
-            victims = manager.victims(wanted_bytes, self._clock())
-            if not victims and shelf.leaving:
-                # Another thread has chosen all that may leave: its victims are ours too.
-                return int(may_demote and self._left.wait(_LEAVING_TIMEOUT_S))
-            for key, part in victims:
-                manager.pin(key, part)
-            shelf.leaving += len(victims)
-        gone = 0
-        is_safe = True
-        for key, part in victims:
-            page = PageId(key, part)
-            if may_lose or is_safe:
-                is_safe = may_demote and at + 1 < len(self._shelves) and self._demote(at, page)
-                if (is_safe or may_lose) and shelf.level.tier.remove(page):
-                    gone += 1
-                self._record(at, page)
-            with self._lock:
-                if manager.pins(key, part):
-                    manager.unpin(key, part)
-                shelf.leaving -= 1
-                self._left.notify_all()
-        with self._lock:
-            self.counters.evicted += gone
-        return gone
-
-    def _demote(self, at: int, page: PageId, target: int | None = None) -> bool:
-        """Copy a page to the next tier, or to `target`; say whether it is there now."""
-        target = at + 1 if target is None else target
-        status = self._tiers[target].lookup(page)
-        if status is not LookupStatus.MISS:
-            return status is _HIT
-        header = self._copy(page, at, target)
-        if header is None:
-            return False
-        with self._lock:
-            self.counters.demoted += 1
-        self._record(target, page, header)
-        return True
-
-    def _copy(self, page: PageId, source: int, target: int) -> PageHeader | None:
-        """Copy a page between tiers, and return its header if it is in the target now."""
-        tier = self._tiers[source]
-        stored = tier.prepare_load(page)
-        if not isinstance(stored, StoredPage):
-            self._record(source, page)
-            return None
-        try:
-            room = self._room(target, stored.header)
-            if not isinstance(room, memoryview):
-                return None
-            copied = False
-            try:
-                copy_payload(room, stored.payload)
-                copied = True
-            finally:
-                good = self._tiers[target].complete_store(page, success=copied)
-        finally:
-            tier.complete_load(page)
-        return stored.header if good else None
-
-    def _record(self, at: int, page: PageId, header: PageHeader | None = None) -> None:
-        """Make the record of a page in one tier equal to what the tier says now.
-
-        Args:
-            at: The level.
-            page: The page that may have come or gone.
-            header: What to record where it has come.
-        """
-        shelf = self._shelves[at]
-        tier, manager = shelf.level.tier, shelf.level.manager
-        with self._lock:
-            readable = tier.lookup(page) is LookupStatus.HIT
-            known = shelf.held.get(page)
-            if readable and known is None and header is not None:
-                shelf.held[page] = header
-                manager.stored(view_of(header, tier), self._clock())
-                if self._index is not None:
-                    self._index.stored([entry_of(header, tier.kind)])
-            elif not readable and known is not None:
-                del shelf.held[page]
-                manager.removed(page.key, page.part)
-                if self._index is not None:
-                    self._index.removed([entry_of(known, tier.kind)])

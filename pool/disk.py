@@ -29,7 +29,7 @@ from pie.pool.compaction import Compaction
 from pie.pool.disk_entry import LOCKED, MISSING, UNREADABLE, DiskEntry
 from pie.pool.errors import NotPreparedError
 from pie.pool.files import Files
-from pie.pool.folder import FRAME_BYTES, Folder, Home
+from pie.pool.folder import FRAME_BYTES, Folder
 from pie.pool.folders import Folders
 from pie.pool.packs import PACK_BYTES
 from pie.pool.sealing import Sealing
@@ -94,6 +94,7 @@ class DiskTier:
                 durability=durability,
                 keep_bad_pages=keep_bad_pages,
                 pack_bytes=pack_bytes,
+                failed=self._failed,
                 clock=clock,
             )
             for path in folders
@@ -212,9 +213,11 @@ class DiskTier:
         try:
             with self._busy() as is_open:
                 good = success and self._checksum.matches(entry.header, entry.room)
-                home = (
-                    self._write(entry.header, entry.room, entry.claim) if good and is_open else None
-                )
+                home = None
+                if good and is_open:
+                    home = self._folders.store(
+                        entry.header, entry.room, entry.claim, self._kept_back, self._failed
+                    )
         finally:
             self._staging.give_back(entry.room)
             entry.claim.close()
@@ -223,7 +226,7 @@ class DiskTier:
             self._bad_at_store += success and not good
             if home is not None:
                 entry.home = home
-                if self._is_open:
+                if self._is_open and not home.folder.health.is_off:
                     entry.status = LookupStatus.HIT
                     return True
             del self._entries[page]
@@ -237,7 +240,11 @@ class DiskTier:
                 return LookupStatus.MISS if entry is None else entry.status
             entry.pins += 1
         with self._busy() as is_open:
-            payload = self._read(entry) if is_open else LookupStatus.MISS
+            try:
+                payload = self._read(entry) if is_open else LookupStatus.MISS
+            except BaseException:
+                self._unpin(page, entry)
+                raise
             if isinstance(payload, memoryview):
                 return StoredPage(entry.header, payload.toreadonly())
             if isinstance(payload, LookupStatus):
@@ -296,12 +303,11 @@ class DiskTier:
                 self._count_bad(entry)
         with self._busy():
             if self._take_away(entry):
-                with self._lock:
-                    del self._entries[page]
+                self._forget(page, entry)
                 self._compact_where_due(entry)
                 return True
         with self._lock:
-            entry.status = LookupStatus.HIT
+            entry.status, entry.bad = LookupStatus.HIT, ""
         return False
 
     def pages(self) -> Iterator[PageHeader]:
@@ -376,21 +382,6 @@ class DiskTier:
             claim = self._space.claim(size)
         return LookupStatus.RETRY if claim is None else claim
 
-    def _write(self, header: PageHeader, payload: memoryview, claim: Claim) -> Home | None:
-        """Write a page into the first folder that takes it, the one of its key before others."""
-        for folder in self._folders.in_order(header.key):
-            wanted = claim.left_bytes + self._kept_back
-            if not folder.health.takes_stores or not folder.has_room(wanted):
-                continue
-            try:
-                home = folder.store(header, payload, claim)
-            except OSError as error:
-                self._failed(folder, error, "store")
-            else:
-                if home is not None:
-                    return home
-        return None
-
     def _read(self, entry: DiskEntry) -> memoryview | LookupStatus | str:
         """Return a payload, or a status that says why not, or what is wrong with the page."""
         for _ in range(_MOVES):
@@ -429,8 +420,13 @@ class DiskTier:
         with self._busy() as is_open:
             # What the disk does not let go of stays in the table, as unreadable.
             if is_open and self._take_away(entry):
-                with self._lock:
-                    self._entries.pop(page, None)
+                self._forget(page, entry)
+
+    def _forget(self, page: PageId, entry: DiskEntry) -> None:
+        with self._lock:
+            # A folder that went off meanwhile took it along, and it may have come anew elsewhere.
+            if self._entries.get(page) is entry:
+                del self._entries[page]
 
     def _take_away(self, entry: DiskEntry) -> bool:
         """Remove a page from its folder; say whether it is gone."""
@@ -475,8 +471,7 @@ class DiskTier:
             entry.bad = ""
         if not self._take_away(entry):
             return False
-        with self._lock:
-            del self._entries[page]
+        self._forget(page, entry)
         self._compact_where_due(entry)
         return True
 
@@ -488,7 +483,7 @@ class DiskTier:
             if self._space.used_bytes <= self.budget_bytes:
                 break
             if self._take_away(entry):
-                del self._entries[page]
+                self._forget(page, entry)
             while self._space.used_bytes > self.budget_bytes and self._compaction.step():
                 pass
 

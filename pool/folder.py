@@ -84,9 +84,22 @@ class Folder:
         durability: Durability,
         keep_bad_pages: bool,
         pack_bytes: int,
+        failed: Callable[[Folder, OSError, str], object],
         clock: Callable[[], float],
     ) -> None:
-        """Prepare; nothing is looked at before `open`."""
+        """Prepare; nothing is looked at before `open`.
+
+        Args:
+            path: The folder.
+            space: What it takes is taken from it.
+            files: Makes the system calls.
+            sealing: How page files are made and read.
+            durability: When a page is on the disk for sure.
+            keep_bad_pages: Set bad pages aside instead of removing them.
+            pack_bytes: A pack of this size takes no more pages.
+            failed: Told what the disk refused beside a call, and of what that came.
+            clock: Seconds, going forward only.
+        """
         self.path = path
         self.health = Health(str(path), clock)
         self.bad_pages: Counter[str] = Counter()
@@ -102,6 +115,7 @@ class Folder:
         self._directories = Directories(path, files)
         self._set_aside = SetAside(path / "bad", files, space, keep=keep_bad_pages)
         self._pack_bytes = pack_bytes
+        self._failed = failed
         self._lock_handle: int | None = None
         self.block_bytes = 4096
         self.packs = self._make_packs()
@@ -129,7 +143,7 @@ class Folder:
         except OSError as error:
             self.health.failed(error, "store")
         if self._durability is Durability.BATCH:
-            self._syncer = Syncer(self._files, lambda _, error: self._sync_failed(error))
+            self._syncer = Syncer(self._files, lambda _, error: self._failed(self, error, "sync"))
         return True
 
     @property
@@ -193,7 +207,8 @@ class Folder:
     def expect(self, header: PageHeader, home: Home) -> None:
         """Let the system begin to read a page that will be loaded soon."""
         if home.slot is None:
-            self._files.will_need(self._path(header))
+            with contextlib.suppress(OSError):  # The load itself finds out.
+                self._files.will_need(self._path(header))
 
     def remove(self, header: PageHeader, home: Home) -> None:
         """Remove a page."""
@@ -244,7 +259,7 @@ class Folder:
             block_bytes=self.block_bytes,
             secret=self._sealing.secret,
             sync=self._is_safe,
-            on_error=lambda error: self.health.failed(error, "remove"),
+            on_error=lambda error: self._failed(self, error, "remove"),
         )
 
     def _lock(self, timeout_s: float) -> None:
@@ -361,6 +376,3 @@ class Folder:
             self._set_aside.trim()
         except OSError:
             self._space.found(size)
-
-    def _sync_failed(self, error: OSError) -> None:
-        self.health.failed(error, "sync")

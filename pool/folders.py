@@ -7,11 +7,13 @@ Covers which of them takes a page, and what they count in sum. Does not cover wh
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+from pie.page.format import PageHeader
 from pie.page.key import PageKey
-from pie.pool.folder import Folder, FoundPage
+from pie.pool.folder import Folder, FoundPage, Home
 from pie.pool.health import FolderState
+from pie.pool.space import Claim
 
 
 class Folders(tuple[Folder, ...]):
@@ -65,7 +67,37 @@ class Folders(tuple[Folder, ...]):
         """Return those that may be tried with a store now."""
         return [folder for folder in self if folder.health.takes_stores]
 
-    def in_order(self, key: PageKey) -> Iterator[Folder]:
+    def store(
+        self,
+        header: PageHeader,
+        payload: memoryview,
+        claim: Claim,
+        kept_back_bytes: int,
+        failed: Callable[[Folder, OSError, str], object],
+    ) -> Home | None:
+        """Write a page into the first folder that takes it, the one of its key before others.
+
+        Args:
+            header: What names the page.
+            payload: What is written.
+            claim: Takes what is written.
+            kept_back_bytes: What a disk must have left afterwards.
+            failed: Told which folder refused it.
+        """
+        for folder in self._in_order(header.key):
+            wanted = claim.left_bytes + kept_back_bytes
+            if not folder.health.takes_stores or not folder.has_room(wanted):
+                continue
+            try:
+                home = folder.store(header, payload, claim)
+            except OSError as error:
+                failed(folder, error, "store")
+            else:
+                if home is not None:
+                    return home
+        return None
+
+    def _in_order(self, key: PageKey) -> Iterator[Folder]:
         """Name the folder that a page belongs in, and then the others."""
         start = int.from_bytes(key[:4]) % len(self)
         yield from self[start:]

@@ -278,8 +278,16 @@ class Migration:
         """Pin pages, checked; those that are gone or bad are left out."""
 
         def borrow() -> list[Loan]:
-            lent = (self._cache.prepare_load(page, is_use=False) for page in pages)
-            return [loan for loan in lent if isinstance(loan, Loan)]
+            loans: list[Loan] = []
+            try:
+                for page in pages:
+                    loan = self._cache.prepare_load(page, is_use=False)
+                    if isinstance(loan, Loan):
+                        loans.append(loan)
+            except BaseException:
+                self._give_back(loans)
+                raise
+            return loans
 
         borrowing = asyncio.create_task(asyncio.to_thread(borrow))
         try:

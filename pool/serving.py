@@ -251,17 +251,23 @@ class PoolService:
         """Lend pages, or put them where the client has room for them."""
         self._cache.expect(pages)
         lent: list[_Lent] = []
-        for page, room in zip(pages, rooms, strict=True):
-            loan = self._cache.prepare_load(page)
-            if room is None or not isinstance(loan, Loan) or loan.page.payload.nbytes > room.nbytes:
-                lent.append(loan)
-                continue
-            try:
-                copy_payload(room[: loan.page.payload.nbytes], loan.page.payload)
-                lent.append(loan.page.header)
-            finally:
-                self._cache.complete_load(loan)
+        try:
+            for page, room in zip(pages, rooms, strict=True):
+                lent.append(self._borrow_page(page, room))
+        except BaseException:
+            self._give_back(lent)
+            raise
         return lent
+
+    def _borrow_page(self, page: PageId, room: memoryview | None) -> _Lent:
+        loan = self._cache.prepare_load(page)
+        if room is None or not isinstance(loan, Loan) or loan.page.payload.nbytes > room.nbytes:
+            return loan
+        try:
+            copy_payload(room[: loan.page.payload.nbytes], loan.page.payload)
+            return loan.page.header
+        finally:
+            self._cache.complete_load(loan)
 
     def _give_back(self, loans: Sequence[_Lent]) -> None:
         for loan in loans:

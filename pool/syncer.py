@@ -23,7 +23,7 @@ class Syncer:
     def __init__(
         self,
         files: Files,
-        on_error: Callable[[Path, OSError], None],
+        on_error: Callable[[Path, OSError], object],
         interval_s: float = INTERVAL_S,
     ) -> None:
         """Start the thread.

@@ -10,6 +10,9 @@ from typing_extensions import Buffer
 
 from pie.pool.files import Files
 
+CALLS = sorted(name for name in vars(Files) if not name.startswith("_"))
+"""All that can fail."""
+
 
 class FaultyFiles(Files):
     """Raises `OSError` with the number that `numbers` has for a method."""
@@ -57,6 +60,14 @@ class FaultyFiles(Files):
         self._call("read_at")
         return super().read_at(path, offset, size)
 
+    def will_need(self, path: Path) -> None:
+        self._call("will_need")
+        super().will_need(path)
+
+    def truncate(self, path: Path, size: int) -> None:
+        self._call("truncate")
+        super().truncate(path, size)
+
     def rename(self, source: Path, target: Path) -> None:
         self._call("rename")
         super().rename(source, target)
@@ -69,9 +80,22 @@ class FaultyFiles(Files):
         self._call("make_folder")
         super().make_folder(path)
 
+    def remove_folder(self, path: Path) -> bool:
+        self._call("remove_folder")
+        return super().remove_folder(path)
+
     def sync(self, path: Path) -> None:
         self._call("sync")
         super().sync(path)
 
+    def allocated(self, path: Path) -> int:
+        self._call("allocated")
+        return super().allocated(path)
+
+    def block_bytes(self, path: Path) -> int:
+        self._call("block_bytes")
+        return super().block_bytes(path)
+
     def free_bytes(self, path: Path) -> int:
+        self._call("free_bytes")
         return min(self.free, super().free_bytes(path))
