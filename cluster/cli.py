@@ -25,11 +25,13 @@ from rich.table import Table
 
 from pie.cluster import policy_command
 from pie.cluster.config import Key, LoadedConfig, load_config, masked
+from pie.cluster.key_command import key_app
 from pie.cluster.pages import pages_app
 from pie.cluster.reference import reference_page, shown
 from pie.cluster.sentences import sentences
 from pie.cluster.simulating import simulate
 from pie.cluster.stopping import Stop, ask_to_stop
+from pie.router.tls import trusted
 
 app = typer.Typer(
     help="Serve large language models and never compute the same prefix twice.",
@@ -40,6 +42,7 @@ app = typer.Typer(
 config_app = typer.Typer(help="Look at the configuration.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 app.add_typer(pages_app, name="pages")
+app.add_typer(key_app, name="key")
 policy_app = typer.Typer(help="Look at policy files.", no_args_is_help=True)
 app.add_typer(policy_app, name="policy")
 pool_app = typer.Typer(help="Run one pool node, or empty one.", invoke_without_command=True)
@@ -179,7 +182,8 @@ def status(
 
     with sentences():
         router = _load(config).config.router
-        show_status(router_url(router, at), router.api_token.get_secret_value(), Console())
+        token = router.api_token.get_secret_value()
+        show_status(router_url(router, at), token, Console(), trusted(router))
 
 
 @app.command()
@@ -198,7 +202,7 @@ def explain(
         router = _load(config).config.router
         token = router.api_token.get_secret_value()
         console = Console(highlight=False, markup=False, soft_wrap=True)
-        show_explained(router_url(router, at), token, request_id, console)
+        show_explained(router_url(router, at), token, request_id, console, trusted(router))
 
 
 @app.command()

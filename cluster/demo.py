@@ -23,6 +23,7 @@ from pie.cluster.config import PieConfig
 from pie.cluster.errors import StartError
 from pie.cluster.launch import Report, running
 from pie.cluster.status import fetch_status
+from pie.router.settings import RouterSettings
 
 if TYPE_CHECKING:
     from openai import OpenAI
@@ -108,10 +109,16 @@ def run_demo(config: PieConfig, console: Console, report: Report) -> bool:
             return demo.run(config.model.page_tokens)
 
 
+def alone(router: RouterSettings) -> RouterSettings:
+    """Return a router that only this machine reaches, and whoever is on it without a key."""
+    closed = {"host": "127.0.0.1", "keys_file": None, "tls_cert_file": None, "tls_key_file": None}
+    return router.model_copy(update=closed)
+
+
 def _apart(config: PieConfig, folder: Path) -> PieConfig:
     """Keep the demonstration's places out of the index of a cluster that runs already."""
     index = config.index.model_copy(update={"url": "", "data_dir": folder / "index"})
-    router = config.router.model_copy(update={"allow_place_header": True})
+    router = alone(config.router).model_copy(update={"allow_place_header": True})
     return config.model_copy(update={"index": index, "router": router})
 
 

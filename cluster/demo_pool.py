@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from pie.cluster.config import PieConfig
-from pie.cluster.demo import LAST_TURN, SYSTEM, TURNS, Answer, ask, show
+from pie.cluster.demo import LAST_TURN, SYSTEM, TURNS, Answer, alone, ask, show
 from pie.cluster.errors import StartError
 from pie.cluster.launch import Report, running
 from pie.cluster.local_s3 import BUCKET, ENVIRONMENT, LocalS3
@@ -72,7 +72,10 @@ def _with_bucket(config: PieConfig, folder: Path, url: str) -> PieConfig:
     )
     # In bfloat16 other batches round otherwise, and then the same answer may differ by a word.
     model = config.model.model_copy(update={"dtype": "float32", "disk_kv_budget": 0})
-    return config.model_copy(update={"index": index, "pool": pool, "model": model})
+    router = alone(config.router)
+    return config.model_copy(
+        update={"index": index, "pool": pool, "model": model, "router": router}
+    )
 
 
 def _show(config: PieConfig, console: Console, report: Report) -> bool:

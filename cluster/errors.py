@@ -4,6 +4,7 @@
     ├── ConfigError        the configuration is wrong; every problem at once
     ├── StartError         the cluster cannot start, and why, in one sentence
     ├── NotRunningError    no cluster answers where one was looked for
+    ├── UnknownKeyError    there is no such API key or tenant
     ├── UnknownRequestError a router knows nothing of the request that was asked about
     └── SimulationError    a trace, a policy file or a cluster that cannot be simulated
 
@@ -36,6 +37,10 @@ class StartError(ClusterError):
 
 class NotRunningError(ClusterError):
     """No cluster answers."""
+
+
+class UnknownKeyError(ClusterError):
+    """There is no such API key or tenant."""
 
 
 class UnknownRequestError(ClusterError):

@@ -6,6 +6,7 @@ Covers asking a router and printing its answer. Does not cover what is kept
 
 from __future__ import annotations
 
+import ssl
 from datetime import UTC, datetime
 from urllib.parse import quote
 
@@ -21,8 +22,10 @@ from pie.router.api.listing import ApiErrorBody
 _TIMEOUT_S = 5.0
 
 
-def fetch_explained(url: str, token: str, request_id: str) -> Explained:
-    """Ask the router at `url`, such as `http://127.0.0.1:8000`.
+def fetch_explained(
+    url: str, token: str, request_id: str, trust: ssl.SSLContext | bool = True
+) -> Explained:
+    """Ask the router at `url`, such as `http://127.0.0.1:8000`; `trust` as in `fetch_status`.
 
     Raises:
         UnknownRequestError: It knows nothing of the request.
@@ -31,7 +34,7 @@ def fetch_explained(url: str, token: str, request_id: str) -> Explained:
     headers = {"authorization": f"Bearer {token}"} if token else {}
     try:
         path = f"/admin/requests/{quote(request_id, safe='')}"
-        answer = httpx.get(url + path, headers=headers, timeout=_TIMEOUT_S)
+        answer = httpx.get(url + path, headers=headers, timeout=_TIMEOUT_S, verify=trust)
         if answer.status_code == 404:
             told = msgspec.json.decode(answer.content, type=ApiErrorBody)
             raise UnknownRequestError(told.error.message)
@@ -49,14 +52,20 @@ def fetch_explained(url: str, token: str, request_id: str) -> Explained:
         raise NotRunningError(f"what answers at {url} is not a Pie router") from error
 
 
-def show_explained(url: str, token: str, request_id: str, console: Console) -> None:
-    """Print what became of a request.
+def show_explained(
+    url: str,
+    token: str,
+    request_id: str,
+    console: Console,
+    trust: ssl.SSLContext | bool = True,
+) -> None:
+    """Print what became of a request; `trust` as in `fetch_status`.
 
     Raises:
         UnknownRequestError: As `fetch_explained`.
         NotRunningError: As `fetch_explained`.
     """
-    told = fetch_explained(url, token, request_id)
+    told = fetch_explained(url, token, request_id, trust)
     arrived = datetime.fromtimestamp(told.arrived_unix_s, UTC)
     console.print(
         f"request {told.request_id}    {arrived:%Y-%m-%d %H:%M:%S} UTC    {told.path}    "

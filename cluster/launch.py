@@ -39,6 +39,7 @@ from pie.index.errors import PageIndexError, ServerError
 from pie.index.lease import Lease
 from pie.index.server import EmbeddedServer
 from pie.page.events import PlaceId
+from pie.router.tls import trusted
 
 if TYPE_CHECKING:
     from pie.cluster.ray_runtime import Actor, RayRuntime
@@ -227,7 +228,11 @@ class Cluster:
         if parts := [p for p in self.parts if p.state.phase is not Phase.READY]:
             return ", ".join(f"{p.name} ({p.state.detail or p.state.phase})" for p in parts)
         try:
-            answer = httpx.get(f"{self.addresses().router}/ready", timeout=_STATE_TIMEOUT_S)
+            answer = httpx.get(
+                f"{self.addresses().router}/ready",
+                timeout=_STATE_TIMEOUT_S,
+                verify=trusted(self._router_settings),
+            )
             reached = answer.json()["workers"] if answer.is_success else 0
             if reached:
                 self.model = answer.json()["model"]

@@ -28,6 +28,10 @@ from pie.policies.errors import PolicyFileError
 from pie.policies.loader import load_policy_file
 from pie.pool.object_errors import ObjectStoreError, StoreFailure
 from pie.pool.settings import PoolSettings
+from pie.router.errors import CertificateError, KeyFileError
+from pie.router.key_file import read_key_file
+from pie.router.settings import RouterSettings
+from pie.router.tls import server_context
 from pie.wire.address import check_listen_address
 from pie.wire.errors import AddressError
 
@@ -43,7 +47,7 @@ def absolute(config: PieConfig) -> PieConfig:
         OSError: The working directory is gone.
     """
     cluster, model, pool = config.cluster, config.model, config.pool
-    policies = config.policies
+    policies, router = config.policies, config.router
     source = _absolute(Path(model.source)) if _is_path(model.source) else model.source
     return config.model_copy(
         update={
@@ -68,6 +72,13 @@ def absolute(config: PieConfig) -> PieConfig:
                     "object_ca_file": pool.object_ca_file and _absolute(pool.object_ca_file),
                 }
             ),
+            "router": router.model_copy(
+                update={
+                    name: found and _absolute(found)
+                    for name in ("keys_file", "tls_cert_file", "tls_key_file")
+                    for found in (getattr(router, name),)
+                }
+            ),
             "index": config.index.model_copy(update={"data_dir": _absolute(config.index.data_dir)}),
             "policies": policies.model_copy(
                 update={"file": policies.file and _absolute(policies.file)}
@@ -87,6 +98,7 @@ def problems(config: PieConfig) -> list[str]:
         *_index(config.index),
         *_ray(config.cluster.ray_address),
         *_spread(config),
+        *_router(config.router),
         *_ports(config),
         *_memory(config),
     ]
@@ -127,6 +139,19 @@ def _keys(settings: ClusterSettings) -> Iterator[str]:
         encryption_keys(settings)
     except ConfigError as error:
         yield from error.problems
+
+
+def _router(settings: RouterSettings) -> Iterator[str]:
+    """Look at the files that a router needs."""
+    try:
+        server_context(settings)
+    except CertificateError as error:
+        yield str(error)
+    try:
+        if settings.keys_file is not None:
+            read_key_file(settings.keys_file)
+    except KeyFileError as error:
+        yield f"router.keys_file: {error}"
 
 
 def _policies(config: PieConfig) -> Iterator[str]:

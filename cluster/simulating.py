@@ -7,6 +7,7 @@ only when it is asked for: it needs the scheduler, and so torch.
 from __future__ import annotations
 
 import os
+import ssl
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -84,10 +85,11 @@ def simulate(
     try:
         if calibrate:
             from pie.cluster.status import router_url  # noqa: PLC0415
+            from pie.router.tls import trusted  # noqa: PLC0415
 
             router = load_config(config, os.environ).config.router
             token = router.api_token.get_secret_value()
-            _calibrate(router_url(router, at), token, json_file, console)
+            _calibrate(router_url(router, at), token, json_file, console, trusted(router))
             return
         if trace is None:
             raise SimulationError("--trace is missing: the file to simulate")
@@ -137,10 +139,12 @@ def _simulate(options: SimulateOptions, console: Console) -> None:
             console.print(f"written: {file}")
 
 
-def _calibrate(url: str, token: str, file: Path | None, console: Console) -> None:
+def _calibrate(
+    url: str, token: str, file: Path | None, console: Console, trust: ssl.SSLContext | bool
+) -> None:
     from pie.simulator.calibration import calibrate  # noqa: PLC0415
 
-    model = calibrate(url, token, seed=time.time_ns())
+    model = calibrate(url, token, seed=time.time_ns(), trust=trust)
     text = msgspec.json.format(msgspec.json.encode(model)) + b"\n"
     if file is None:
         console.print(text.decode().rstrip(), markup=False)

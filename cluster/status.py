@@ -6,6 +6,7 @@ Covers asking a router and printing its answer. Does not cover what is counted
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Mapping, Sequence
 
 import httpx
@@ -19,6 +20,8 @@ from pie.router.status import ClusterStatus, PlaceLine, WorkerLine
 
 _TIMEOUT_S = 5.0
 
+Trust = ssl.SSLContext | bool
+
 
 def router_url(settings: RouterSettings, at: str | None) -> str:
     """Return where a router is: at `at`, or where the configuration lets it listen.
@@ -30,19 +33,23 @@ def router_url(settings: RouterSettings, at: str | None) -> str:
         return at.rstrip("/")
     if not settings.port:
         raise NotRunningError("router.port is 0, so the port was picked: name it with --at")
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    return f"http://{host}:{settings.port}"
+    return settings.url(settings.host, settings.port)
 
 
-def fetch_status(url: str, token: str) -> ClusterStatus:
+def fetch_status(url: str, token: str, trust: Trust = True) -> ClusterStatus:
     """Ask the router at `url`, such as `http://127.0.0.1:8000`.
+
+    Args:
+        url: Where it is.
+        token: Its token, or a key that may ask.
+        trust: Which certificates are believed.
 
     Raises:
         NotRunningError: No router answers there, or it does not answer as Pie does.
     """
     headers = {"authorization": f"Bearer {token}"} if token else {}
     try:
-        answer = httpx.get(f"{url}/status", headers=headers, timeout=_TIMEOUT_S)
+        answer = httpx.get(f"{url}/status", headers=headers, timeout=_TIMEOUT_S, verify=trust)
         answer.raise_for_status()
         return msgspec.json.decode(answer.content, type=ClusterStatus)
     except httpx.HTTPStatusError as error:
@@ -55,13 +62,13 @@ def fetch_status(url: str, token: str) -> ClusterStatus:
         raise NotRunningError(f"what answers at {url} is not a Pie router") from error
 
 
-def show_status(url: str, token: str, console: Console) -> None:
+def show_status(url: str, token: str, console: Console, trust: Trust = True) -> None:
     """Print the status of the router at `url`.
 
     Raises:
         NotRunningError: As `fetch_status`.
     """
-    status = fetch_status(url, token)
+    status = fetch_status(url, token, trust)
     console.print(f"router  {url}    model {status.model or 'none'}    index {status.index}")
     if status.reason:
         console.print(f"why     {status.reason}", markup=False)

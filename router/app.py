@@ -7,11 +7,9 @@ cover starting and stopping (`pie.router.service`).
 from __future__ import annotations
 
 import asyncio
-import hmac
-import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -19,13 +17,14 @@ import msgspec
 from blake3 import blake3
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from pie.page.events import PlaceId
 from pie.router import openapi
+from pie.router.access import Access
 from pie.router.admin import Admin
 from pie.router.answer import Answerer
 from pie.router.api.body import BodyLimits, GenerationBody, parse_body
@@ -36,8 +35,9 @@ from pie.router.api.listing import Model, ModelList
 from pie.router.api.usage import Shaper
 from pie.router.census import Census, CensusTaker
 from pie.router.conversing import Calling, conversation
-from pie.router.errors import ApiError, invalid, model_not_found, server_error, shown, unavailable
-from pie.router.exchange import BodyBudget, ClientGoneError, Exchange
+from pie.router.endpoint import Endpoint, Handler
+from pie.router.errors import ApiError, invalid, model_not_found, shown, unavailable
+from pie.router.exchange import BodyBudget, Exchange
 from pie.router.gate import Gate
 from pie.router.generation import Order
 from pie.router.likeliest import Likeliest
@@ -49,10 +49,6 @@ from pie.router.settings import RouterSettings
 from pie.router.status import ClusterStatus
 from pie.router.workers import WorkerSet
 from pie.wire.messages import Grammar
-
-log = logging.getLogger("pie.router.app")
-
-Handler = Callable[[Exchange], Awaitable[None]]
 
 _PLACE_HEADER = b"x-pie-place"
 _SEED_BITS = 63
@@ -84,6 +80,7 @@ class RouterApp:
         census: CensusTaker,
         status: Callable[[Census | None], ClusterStatus],
         admin: Admin,
+        access: Access,
     ) -> None:
         self._settings = settings
         self._catalog = catalog
@@ -94,7 +91,7 @@ class RouterApp:
         self._census = census
         self._status = status
         self._admin = admin
-        self._token = settings.api_token.get_secret_value().encode()
+        self._access = access
         self._bodies = BodyBudget(int(settings.body_budget_bytes), settings.retry_after_s)
         self._document: dict[str, object] | None = None
         self._limits = BodyLimits(
@@ -115,12 +112,16 @@ class RouterApp:
                 Route("/v1/models/{model:path}", self._endpoint(self._model), methods=get),
                 Route("/health", self._endpoint(self._health, public=True), methods=get),
                 Route("/ready", self._endpoint(self._ready, public=True), methods=get),
-                Route("/status", self._endpoint(self._show_status), methods=get),
-                Route("/metrics", self._endpoint(self._show_metrics), methods=get),
-                Route("/admin/requests", self._endpoint(self._admin.requests), methods=get),
+                Route("/status", self._endpoint(self._show_status, admin=True), methods=get),
+                Route("/metrics", self._endpoint(self._show_metrics, admin=True), methods=get),
+                Route(
+                    "/admin/requests",
+                    self._endpoint(self._admin.requests, admin=True),
+                    methods=get,
+                ),
                 Route(
                     "/admin/requests/{request_id:path}",
-                    self._endpoint(self._admin.request),
+                    self._endpoint(self._admin.request, admin=True),
                     methods=get,
                 ),
                 Route("/openapi.json", self._endpoint(self._openapi, public=True), methods=get),
@@ -128,11 +129,22 @@ class RouterApp:
             exception_handlers={HTTPException: self._no_such_thing},
         )
         app.router.redirect_slashes = False
+        if self._settings.cors_origins:
+            app.add_middleware(
+                CORSMiddleware,
+                allow_origins=self._settings.cors_origins,
+                allow_methods=[*get, *post],
+                allow_headers=["authorization", "content-type"],
+                expose_headers=list(openapi.ANSWER_HEADERS),
+            )
         return app
 
-    def _endpoint(self, handler: Handler, *, public: bool = False) -> _Endpoint:
-        token = b"" if public else self._token
-        return _Endpoint(handler, self._settings, self._metrics, self._bodies, token=token)
+    def _endpoint(self, handler: Handler, *, public: bool = False, admin: bool = False) -> Endpoint:
+        """Return a handler for anybody, for those who may ask, or for those who run the router."""
+        access = None if public else self._access
+        return Endpoint(
+            handler, self._settings, self._metrics, self._bodies, access=access, admin=admin
+        )
 
     def _no_such_thing(self, request: Request, error: Exception) -> Response:
         """Answer for an unknown path or a wrong method."""
@@ -161,13 +173,13 @@ class RouterApp:
         self._gate.check()
         body = parse_body(ChatBody, await exchange.body(), self._limits)
         model = self._served(body.model)
-        with self._gate.enter(body.sequences):
+        with self._gate.enter(body.sequences), exchange.caller.enter(body.sequences):
             calling = Calling(body, model.prompts)
             grammar = calling.grammar(body.grammar())
             prompt = await model.prompts.conversation(
                 conversation(body),
                 model=model.name,
-                salt=body.cache_salt,
+                salt=exchange.caller.salt(body.cache_salt),
                 context_tokens=model.context_tokens,
             )
             await self._generate(
@@ -194,7 +206,8 @@ class RouterApp:
         self._gate.check()
         body = parse_body(CompletionBody, await exchange.body(), self._limits)
         model = self._served(body.model)
-        with self._gate.enter(body.sequences * len(body.prompts)):
+        sequences = body.sequences * len(body.prompts)
+        with self._gate.enter(sequences), exchange.caller.enter(sequences):
             prompts = [await _plain(model, asked) for asked in body.prompts]
             await self._generate(
                 exchange,
@@ -241,6 +254,8 @@ class RouterApp:
         samplings = [msgspec.structs.replace(sampling, seed=seed) for seed in seeds]
         place = self._place(exchange.header(_PLACE_HEADER))
         grammar_param, wanted = grammar or (None, None)
+        caller = exchange.caller
+        salt = caller.salt(body.cache_salt)
         orders = [
             Order(
                 model=model,
@@ -256,14 +271,16 @@ class RouterApp:
                 shows_special=shows_special,
                 shows_stop=bool(body.include_stop_str_in_output),
                 param=param,
-                session=body.session,
+                session=caller.session(body.session),
+                priority=caller.priority_of(body.priority),
                 only_place=place,
                 arrived_s=arrived_s,
             )
             for prompt in prompts
-            for prefix in (Prefix(prompt.ids, body.cache_salt),)
+            for prefix in (Prefix(prompt.ids, salt),)
             for seeded in samplings
         ]
+        caller.prompt(sum(len(prompt.ids) for prompt in prompts))
         await self._answerer.answer(
             exchange,
             orders,
@@ -355,63 +372,6 @@ class RouterApp:
         if self._document is None:
             self._document = openapi.document()
         await exchange.respond_json(200, self._document)
-
-
-class _Endpoint:
-    """One handler as an ASGI application: who may ask, and what goes wrong."""
-
-    def __init__(
-        self,
-        handler: Handler,
-        settings: RouterSettings,
-        metrics: RouterMetrics,
-        bodies: BodyBudget,
-        *,
-        token: bytes,
-    ) -> None:
-        self._handler = handler
-        self._bodies = bodies
-        self._settings = settings
-        self._metrics = metrics
-        self._token = token
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send, self._settings, self._bodies)
-        path = shown(scope["path"])
-        try:
-            try:
-                self._authorise(exchange)
-                await self._handler(exchange)
-            except ApiError as error:
-                if error.status >= 500:
-                    log.warning("%s: %d %s", path, error.status, error.message)
-                else:
-                    told = (error.status, error.code, error.param)
-                    log.info("%s: %d, code %s, param %s", path, *told)
-                await exchange.refuse(error)
-            except ClientGoneError:
-                exchange.status = exchange.status or 499
-            # Whatever else goes wrong is our own bug: it is logged, and the client is told so.
-            except Exception:
-                log.exception("%s failed", path)
-                await exchange.refuse(server_error("The router failed."))
-        except ClientGoneError:
-            exchange.status = exchange.status or 499
-        route = getattr(scope.get("route"), "path", scope["path"])
-        self._metrics.requests.labels(route, str(exchange.status)).inc()
-
-    def _authorise(self, exchange: Exchange) -> None:
-        """Hold the request to the token, where one is set."""
-        if not self._token:
-            return
-        given = (exchange.header(b"authorization") or "").encode("latin-1")
-        if not hmac.compare_digest(given, b"Bearer " + self._token):
-            raise ApiError(
-                401,
-                "Incorrect API key: send `Authorization: Bearer …` with router.api_token.",
-                code="invalid_api_key",
-                headers={"www-authenticate": "Bearer"},
-            )
 
 
 async def _plain(model: ServedModel, asked: str | Sequence[int]) -> Prompt:

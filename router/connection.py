@@ -143,7 +143,8 @@ class Connection(HttpToolsProtocol):
         self._said_all = True
         if self._in_request:
             self._withdraw()
-        if not self._unanswered:
+        # TLS has no half-closed connections: asyncio closes one whatever it is told.
+        if not self._unanswered or self.transport.get_extra_info("sslcontext") is not None:
             return False
         self._look_after(_FIRST_LOOK_S, ask=True)
         return True

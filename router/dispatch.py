@@ -163,6 +163,7 @@ class Dispatcher:
             forks=generation.followers if generation.attempts == 1 else 0,
             tenant_tag=tenant_tag(link.record.model_root, prefix.salt, self._secret),
             deadline_s=remaining_s,
+            priority=order.priority,
         )
         running = Running(
             sink=generation,

@@ -6,12 +6,15 @@ cover how they become HTTP answers (`pie.router.app`).
     RouterError
     ├── PortBusyError          the address to listen on is taken
     ├── AddressUnusableError   the address to listen on is not this machine's, or not allowed
+    ├── CertificateError       the files for TLS cannot be used
+    ├── KeyFileError           the file of API keys cannot be read or written
     ├── TokenizerMismatchError a worker's tokenizer files differ from those found here
     └── ApiError               an answer to a client: status, message, type, param, code
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 
@@ -42,6 +45,14 @@ class AddressUnusableError(RouterError):
 
     def __str__(self) -> str:
         return f"cannot listen on {self.host} port {self.port}: {self.reason}; see router.host"
+
+
+class CertificateError(RouterError):
+    """The files for TLS cannot be used."""
+
+
+class KeyFileError(RouterError):
+    """The file of API keys cannot be read or written."""
 
 
 class TokenizerMismatchError(RouterError):
@@ -111,6 +122,18 @@ def overloaded(message: str, retry_after_s: float) -> ApiError:
     """Return the 429 that says when to come again."""
     return ApiError(
         429, message, "rate_limit_error", None, "overloaded", _retry_after(retry_after_s)
+    )
+
+
+def over_quota(message: str, wait_s: float) -> ApiError:
+    """Return the 429 for a tenant that has used up what it may take."""
+    return ApiError(
+        429,
+        message,
+        "rate_limit_error",
+        None,
+        "rate_limit_exceeded",
+        {"retry-after": str(max(1, math.ceil(wait_s)))},
     )
 
 

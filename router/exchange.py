@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
+from pie.router.access import ANYBODY
 from pie.router.errors import ApiError, overloaded, shown
 from pie.router.settings import RouterSettings
 from pie.router.sse import DONE, event
@@ -74,6 +75,8 @@ class Exchange:
         """Names the request in its answer, in logs and at workers; nobody else has it."""
         self.status = 0
         """Of the answer; 0 until it has begun."""
+        self.caller = ANYBODY
+        """Who asks; known once that was looked at."""
         self._receive = receive
         self._send = send
         self._settings = settings

@@ -43,6 +43,8 @@ class Order:
     param: str = "prompt"
     """The field that the prompt came from."""
     session: str | None = None
+    priority: int = 0
+    """Workers take a smaller one first."""
     only_place: PlaceId | None = None
     """Directs the request at one worker, for tools and tests."""
     arrived_s: float = 0.0

@@ -16,6 +16,14 @@ from pie.router.api.listing import ApiErrorBody, Model, ModelList
 from pie.router.status import ClusterStatus
 
 _REF = "#/components/schemas/"
+ANSWER_HEADERS = {
+    "x-pie-request-id": "The request's name in logs.",
+    "x-pie-worker": "The worker that gave the first token.",
+    "x-pie-cached-tokens": "Prompt tokens that were not computed.",
+    "x-pie-cached-from": "Where they came from: `device=480,pool=32`.",
+    "x-pie-load": "Why pages were loaded or computed, tier by tier.",
+}
+"""What an answer says of itself, with a sentence about each."""
 _PLACE_HEADER = {
     "name": "x-pie-place",
     "in": "header",
@@ -65,7 +73,11 @@ def document() -> dict[str, Any]:
                 | _in_path("request_id"),
             },
         },
-        "components": {"schemas": bodies.get("$defs", {}) | answers},
+        "components": {
+            "schemas": bodies.get("$defs", {}) | answers,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"key": []}],
     }
 
 
@@ -84,13 +96,7 @@ def _generation(body: str, answer: str, chunk: str) -> dict[str, Any]:
                     "description": "The answer; with `stream`, events that end with `[DONE]`.",
                     "headers": {
                         name: {"schema": {"type": "string"}, "description": told}
-                        for name, told in (
-                            ("x-pie-request-id", "The request's name in logs."),
-                            ("x-pie-worker", "The worker that gave the first token."),
-                            ("x-pie-cached-tokens", "Prompt tokens that were not computed."),
-                            ("x-pie-cached-from", "Where they came from: `device=480,pool=32`."),
-                            ("x-pie-load", "Why pages were loaded or computed, tier by tier."),
-                        )
+                        for name, told in ANSWER_HEADERS.items()
                     },
                     "content": {
                         "application/json": {"schema": {"$ref": _REF + answer}},

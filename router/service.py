@@ -12,10 +12,11 @@ import errno
 import functools
 import logging
 import socket
+import ssl
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import uvicorn
 
@@ -24,6 +25,7 @@ from pie.index.mirror import Mirror
 from pie.index.settings import IndexSettings
 from pie.page.events import PlaceKind
 from pie.policies.routing import RoutingPolicy
+from pie.router.access import Access
 from pie.router.admin import Admin
 from pie.router.answer import Answerer
 from pie.router.app import RouterApp
@@ -42,6 +44,7 @@ from pie.router.models import ModelCatalog
 from pie.router.settings import RouterSettings
 from pie.router.status import ClusterStatus
 from pie.router.survey import Survey
+from pie.router.tls import server_context
 from pie.router.trace import TraceRecorder
 from pie.router.workers import WorkerSet
 from pie.wire import WireSettings
@@ -121,6 +124,7 @@ class RouterService:
             memory=self._memory,
             metrics=self.metrics,
         )
+        access = Access(settings)
         app = RouterApp(
             settings,
             catalog=self._catalog,
@@ -131,8 +135,11 @@ class RouterService:
             census=self._census,
             status=self.status,
             admin=Admin(explained),
+            access=access,
         )
         self._server = _Server(
+            server_context(settings),
+            settings.head_timeout_s,
             uvicorn.Config(
                 app.asgi(),
                 http=cast(
@@ -147,7 +154,7 @@ class RouterService:
                 timeout_keep_alive=_KEEP_ALIVE_S,
                 # What is left when draining is over has been cancelled.
                 timeout_graceful_shutdown=1,
-            )
+            ),
         )
         self._url = ""
         self._looking: asyncio.Task[None] | None = None
@@ -170,7 +177,7 @@ class RouterService:
         """
         listener = _listener(self.settings)
         host, port = listener.getsockname()[:2]
-        self._url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        self._url = self.settings.url(host, port)
         await self._feed.start()
         if not await self._feed.ready(self.settings.index_ready_timeout_s):
             log.warning("the index could not be read yet; serving without it until it can")
@@ -242,7 +249,8 @@ class RouterService:
         )
 
     def _over(self, exchange: Exchange, generations: Sequence[Generation], status: int) -> None:
-        """Keep what became of a request that is over."""
+        """Keep what became of a request that is over, and count its answer's tokens."""
+        exchange.caller.answered(sum(len(one.output_ids) for one in generations))
         if self.settings.explained_requests:
             path = str(exchange.scope["path"])
             self._explainer.record(exchange.request_id, path, generations, status)
@@ -269,7 +277,40 @@ class RouterService:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: whoever runs the process handles signals."""
+    """uvicorn without its signal handlers, and with a limit on TLS handshakes.
+
+    Whoever runs the process handles signals.
+
+    Args:
+        tls: What it listens with; None for plain HTTP.
+        handshake_s: Longest time of a handshake, where uvicorn would give 60 s.
+        config: uvicorn's own.
+    """
+
+    def __init__(
+        self, tls: ssl.SSLContext | None, handshake_s: float, config: uvicorn.Config
+    ) -> None:
+        super().__init__(config)
+        self._tls: dict[str, Any] = (
+            {} if tls is None else {"ssl": tls, "ssl_handshake_timeout": handshake_s}
+        )
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen on sockets that are bound."""
+
+        def protocol() -> asyncio.Protocol:
+            make = cast(Any, self.config.http_protocol_class)
+            made: asyncio.Protocol = make(
+                config=self.config, server_state=self.server_state, app_state={}
+            )
+            return made
+
+        loop = asyncio.get_running_loop()
+        self.servers = [
+            await loop.create_server(protocol, sock=one, backlog=_BACKLOG, **self._tls)
+            for one in sockets or ()
+        ]
+        self.started = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -7,8 +7,18 @@ Covers what an operator may set under `[router]`. Does not cover where values co
 from __future__ import annotations
 
 import ipaddress
+import re
+from pathlib import Path
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, SecretStr, model_validator
+from pydantic import (
+    BaseModel,
+    ByteSize,
+    ConfigDict,
+    Field,
+    SecretStr,
+    field_validator,
+    model_validator,
+)
 
 
 class RouterSettings(BaseModel):
@@ -18,7 +28,7 @@ class RouterSettings(BaseModel):
 
     host: str = Field(
         default="127.0.0.1",
-        description="Address to listen on. Beyond loopback `api_token` must be set.",
+        description="Address to listen on. Beyond loopback `api_token` or `keys_file` must be set.",
     )
     port: int = Field(
         default=8000, ge=0, le=65535, description="Port to listen on; 0 picks a free one."
@@ -26,6 +36,24 @@ class RouterSettings(BaseModel):
     api_token: SecretStr = Field(
         default=SecretStr(""),
         description="Bearer token that every request but `/health`, `/ready` and `/openapi.json` must carry; empty asks for none.",
+    )
+    keys_file: Path | None = Field(
+        default=None,
+        description="File of tenants and their API keys, which `pie key` writes. With it a request needs one "
+        "of those keys, or `api_token`.",
+    )
+    tls_cert_file: Path | None = Field(
+        default=None,
+        description="Certificate chain (PEM) for HTTPS; unset serves plain HTTP.",
+    )
+    tls_key_file: Path | None = Field(
+        default=None, description="Private key (PEM) of `tls_cert_file`, without a password."
+    )
+    cors_origins: tuple[str, ...] = Field(
+        default=(),
+        max_length=256,
+        description="Origins whose pages in a browser may ask, such as `https://chat.example.org`; `*` is any. "
+        "None may by default.",
     )
     max_in_flight: int = Field(
         default=256,
@@ -184,14 +212,36 @@ class RouterSettings(BaseModel):
             return is_loopback(self.host)
         return self.allow_place_header
 
+    def url(self, host: str, port: int) -> str:
+        """Return the base URL of a router that listens there."""
+        scheme = "http" if self.tls_cert_file is None else "https"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
     @model_validator(mode="after")
     def _token_beyond_loopback(self) -> RouterSettings:
         """Nothing listens beyond loopback without a token."""
-        if not is_loopback(self.host) and not self.api_token.get_secret_value():
+        has_token = bool(self.api_token.get_secret_value()) or self.keys_file is not None
+        if not is_loopback(self.host) and not has_token:
             raise ValueError(
-                f"router.host is {self.host!r}, beyond loopback: set router.api_token as well"
+                f"router.host is {self.host!r}, beyond loopback: set router.api_token or "
+                "router.keys_file as well"
             )
         return self
+
+    @model_validator(mode="after")
+    def _both_files_of_tls(self) -> RouterSettings:
+        """A certificate is nothing without its key."""
+        if (self.tls_cert_file is None) != (self.tls_key_file is None):
+            raise ValueError("router.tls_cert_file and router.tls_key_file are set together or not")
+        return self
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in value:
+            if origin != "*" and not re.fullmatch(r"https?://[^/\s?#]+", origin):
+                raise ValueError(f"{origin!r} is no origin, such as https://chat.example.org")
+        return value
 
 
 def is_loopback(host: str) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+import ssl
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -49,13 +50,22 @@ class Observed:
     choices: int
 
 
-def calibrate(url: str, token: str, *, seed: int, timeout_s: float = 120.0) -> CostModel:
-    """Return the cost model of the workers behind a router.
+def calibrate(
+    url: str,
+    token: str,
+    *,
+    seed: int,
+    timeout_s: float = 120.0,
+    trust: ssl.SSLContext | bool = True,
+) -> CostModel:
+    """Return the cost model of the workers behind a router, whose certificate `trust` believes.
 
     Raises:
         SetupError: The router does not answer as it should; the message says what it said.
     """
-    with httpx.Client(base_url=url, timeout=timeout_s, headers=_authorised(token)) as client:
+    with httpx.Client(
+        base_url=url, timeout=timeout_s, headers=_authorised(token), verify=trust
+    ) as client:
         try:
             answer = client.get("/v1/models").raise_for_status()
             models = [str(one["id"]) for one in answer.json()["data"]]

@@ -157,6 +157,8 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
     moment."""
     deadline_s: float | None = None
     """Seconds from receipt after which the worker gives the request up."""
+    priority: int = 0
+    """Among those that wait, or must yield, a smaller one is served first."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):

@@ -313,7 +313,7 @@ class Engine:
             tenant_tag=request.tenant_tag,
             states=self._states,
         )
-        sequence = Sequence(self._submitted, working_set, self._clock())
+        sequence = Sequence(self._submitted, working_set, self._clock(), request.priority)
         return Generation(command.owner, request, sequence, self._vocabulary, command.constraint)
 
     def _cancel(self, key: RequestKey) -> None:

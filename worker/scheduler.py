@@ -3,10 +3,10 @@
 Covers continuous batching, chunked prefill, admission and pre-emption. Pure: events in, plans out;
 time comes in as `now_s`. Does not cover running a plan (`pie.worker.engine`).
 
-A step takes the next token of every sequence in decode first, then prefill in order of arrival,
-bounded so that a long prompt does not stall the others' tokens. A sequence is admitted when its
+A step takes the next token of every sequence in decode first, then prefill by priority and in order of
+arrival, bounded so that a long prompt does not stall the others' tokens. A sequence is admitted when its
 whole prompt fits beside what the running ones were promised. When pages run out all the same, the
-youngest is suspended: its frozen pages stay cached, in this tier or a lower one, the rest of what
+youngest of the least important is suspended: its frozen pages stay cached, in this tier or a lower one, the rest of what
 it computed is kept aside where there is room, and it goes on from there later.
 
 A page is computed by one sequence at a time (single flight): whoever needs a page that an earlier
@@ -127,7 +127,7 @@ class Scheduler:
         self._load_wish = load_wish
         self.suspender: Suspender = _NoSuspender()
         self._states = states
-        # Each in order of arrival.
+        # Each by priority, and then in order of arrival.
         self._waiting: list[Sequence] = []
         self._loading: list[Sequence] = []
         self._running: list[Sequence] = []
@@ -191,7 +191,7 @@ class Scheduler:
             return False
         sequence.expected_tokens = 0
         sequence.state = SequenceState.FORKING
-        bisect.insort(self._forking, sequence, key=_arrival)
+        bisect.insort(self._forking, sequence, key=_turn)
         return True
 
     def fork(self, parent: Sequence, sequence: Sequence, memory: ForkMemory, now_s: float) -> bool:
@@ -340,7 +340,7 @@ class Scheduler:
         ):
             assert all(one.state is state for one in sequences)
             if sequences is not self._orphans:
-                assert sequences == sorted(sequences, key=_arrival)
+                assert sequences == sorted(sequences, key=_turn)
         assert len(self._running) + len(self._loading) <= self._limits.max_running
         waiting = self._waiting + self._forking
         assert all(not one.working_set.pages for one in waiting)
@@ -390,7 +390,7 @@ class Scheduler:
             return False
         self._running.remove(sequence)
         sequence.state = SequenceState.LOADING
-        bisect.insort(self._loading, sequence, key=_arrival)
+        bisect.insort(self._loading, sequence, key=_turn)
         return True
 
     def _expected_tokens(self, sequence: Sequence) -> int:
@@ -450,16 +450,16 @@ class Scheduler:
 
     def _queue(self, sequence: Sequence) -> None:
         sequence.state = SequenceState.WAITING
-        bisect.insort(self._waiting, sequence, key=_arrival)
+        bisect.insort(self._waiting, sequence, key=_turn)
 
     def _run(self, sequence: Sequence) -> None:
         sequence.state = SequenceState.RUNNING
-        bisect.insort(self._running, sequence, key=_arrival)
+        bisect.insort(self._running, sequence, key=_turn)
 
     @property
     def _occupied(self) -> int:
         return len(self._running) + len(self._loading)
 
 
-def _arrival(sequence: Sequence) -> int:
-    return sequence.number
+def _turn(sequence: Sequence) -> tuple[int, int]:
+    return (sequence.priority, sequence.number)

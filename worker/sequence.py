@@ -36,6 +36,8 @@ class Sequence:
     """Its arrival: a smaller one came earlier."""
     working_set: WorkingSet
     arrived_s: float
+    priority: int = 0
+    """A smaller one has its turn earlier."""
     state: SequenceState = SequenceState.WAITING
     load_tried: bool = False
     held_until_s: float = 0.0

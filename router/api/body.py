@@ -41,6 +41,7 @@ from pie.router.errors import invalid, shown
 from pie.wire.messages import Grammar, Sampling
 
 INT64_MAX = 2**63 - 1
+MAX_PRIORITY = 1_000_000
 MAX_STOP_CHARS = 1024
 MAX_STOP_STRINGS = 256
 """Whatever the settings say."""
@@ -181,6 +182,12 @@ class GenerationBody(BaseModel):
         Annotated[list[int], Field(fail_fast=True, max_length=MAX_STOP_TOKENS)] | None
     ) = Field(
         default=None, description=f"Token ids that end the answer, at most {MAX_STOP_TOKENS}."
+    )
+    priority: int | None = Field(
+        default=None,
+        ge=-MAX_PRIORITY,
+        le=MAX_PRIORITY,
+        description="Workers take requests with a smaller number first; 0 is the default.",
     )
     cache_salt: str | None = Field(
         default=None,

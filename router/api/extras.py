@@ -53,7 +53,6 @@ UNSUPPORTED: Mapping[str, Sequence[object]] = {
     "continue_final_message": (False,),
     "spaces_between_special_tokens": (True,),
     "truncate_prompt_tokens": (),
-    "priority": (0,),
     "lora_request": (),
     "tool_calls": ([],),
 }

@@ -206,6 +206,7 @@ class _Mock:
                 max_tokens=message.max_tokens,
                 salt=message.salt,
                 fork_of=message.fork_of,
+                priority=message.priority,
             )
             if spec.refuse is not None:
                 raise RefusedError(RefusalCode(spec.refuse), "as the test wants", 7.0)

@@ -196,3 +196,23 @@ def test_finishing_frees_everything(state: SequenceState) -> None:
         world.scheduler.loaded(sequence, 0, world.now_s)
     world.check()
     assert not sequence.working_set.pages
+
+
+def test_a_smaller_priority_is_admitted_and_computed_first() -> None:
+    world = World(step_tokens=8)
+    world.submit(range(8), priority=1)
+    world.submit(range(100, 108))
+    world.submit(range(200, 208), priority=-1)
+    assert [chunks(world.step()) for _ in range(3)] == [{2: 8}, {1: 8}, {0: 8}]
+
+
+def test_the_least_important_gives_way_even_where_it_is_the_oldest() -> None:
+    world = World(pages=6, max_running=2, step_tokens=16)
+    low = world.submit(range(8), outputs=10, priority=1)
+    high = world.submit(range(50, 54), outputs=10)
+    while not world.scheduler.preemptions:
+        world.step()
+    assert low.state is SequenceState.WAITING
+    assert high.state is SequenceState.RUNNING
+    world.run()
+    assert world.made == {0: 10, 1: 10}

@@ -62,9 +62,9 @@ class World:
     def _wish(self, sequence: Sequence) -> int:
         return self.load_wish(sequence)
 
-    def submit(self, tokens: Iterable[int], outputs: int = 1) -> Sequence:
+    def submit(self, tokens: Iterable[int], outputs: int = 1, priority: int = 0) -> Sequence:
         working_set = WorkingSet(self.table, ROOT, tokens, page_tokens=PAGE, states=self.states)
-        sequence = Sequence(len(self.sequences), working_set, self.now_s)
+        sequence = Sequence(len(self.sequences), working_set, self.now_s, priority)
         self.sequences.append(sequence)
         assert self.scheduler.submit(sequence)
         self.left[sequence.number] = outputs

@@ -1,0 +1,204 @@
+"""Who asks: an API key or token becomes a caller, with a tenant's salt, quota and priority.
+
+Covers what the `Authorization` header opens, and the file of keys, read anew when it changes. Does not
+cover the file's format (`pie.router.key_file`) or counting (`pie.router.quota`).
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from blake3 import blake3
+
+from pie.router.errors import ApiError, KeyFileError
+from pie.router.key_file import KeyFile, hashed, read_key_file
+from pie.router.quota import Quota
+from pie.router.settings import RouterSettings
+
+log = logging.getLogger("pie.router.access")
+
+_LOOK_S = 1.0
+"""How often the file is looked at, so that a revoked key is refused a second later."""
+_SALT_BYTES = 16
+_SCHEME = "bearer "
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks."""
+
+    tenant: str = ""
+    """Empty where keys are not in use, and for whoever has the router's own token."""
+    is_admin: bool = True
+    priority: int = 0
+    own_salt: str | None = None
+    """The tenant's."""
+    quota: Quota | None = None
+
+    def salt(self, asked: str | None) -> str | None:
+        """Return the salt of a request's pages: the tenant's, and within it the request's own."""
+        if self.own_salt is None:
+            return asked
+        both = msgspec.msgpack.encode((self.own_salt, asked))
+        return blake3(both).hexdigest(_SALT_BYTES)
+
+    def session(self, asked: str | None) -> str | None:
+        """Return the name of a request's session, which no other tenant's is."""
+        return asked if asked is None or not self.tenant else f"{self.tenant}/{asked}"
+
+    def priority_of(self, asked: int | None) -> int:
+        """Return a request's priority: later than its tenant's if it wants, never sooner."""
+        if asked is None:
+            return self.priority
+        return max(self.priority, asked) if self.tenant else asked
+
+    @contextmanager
+    def enter(self, sequences: int) -> Iterator[None]:
+        """Count a request in, and out at its end.
+
+        Raises:
+            ApiError: The tenant's quota is used up.
+        """
+        if self.quota is None:
+            yield
+            return
+        self.quota.enter(sequences, time.monotonic())
+        try:
+            yield
+        finally:
+            self.quota.leave(sequences)
+
+    def prompt(self, tokens: int) -> None:
+        """Take a prompt's tokens from the quota.
+
+        Raises:
+            ApiError: It is used up.
+        """
+        if self.quota is not None:
+            self.quota.prompt(tokens, time.monotonic())
+
+    def answered(self, tokens: int) -> None:
+        """Take an answer's tokens from the quota."""
+        if self.quota is not None:
+            self.quota.answered(tokens, time.monotonic())
+
+
+ANYBODY = Caller()
+
+
+class Access:
+    """Knows tokens and keys.
+
+    Args:
+        settings: The router's own token, and where its keys are.
+
+    Raises:
+        KeyFileError: The file of keys cannot be read.
+    """
+
+    def __init__(self, settings: RouterSettings) -> None:
+        self._token = settings.api_token.get_secret_value().encode()
+        self._file = None if settings.keys_file is None else Path(settings.keys_file)
+        self._quotas: dict[str, Quota] = {}
+        self._callers: dict[str, Caller] = {}
+        self._seen: tuple[int, ...] | None = None
+        self._looked_s = time.monotonic()
+        if self._file is not None:
+            self._seen = _stamp(self._file)
+            self._take_in(read_key_file(self._file))
+
+    def caller(self, authorization: str | None, *, admin: bool) -> Caller:
+        """Return who asks.
+
+        Args:
+            authorization: The header.
+            admin: Whether it is something for those who run the router.
+
+        Raises:
+            ApiError: 401 for a token that is not known, 403 for one that does not open this.
+        """
+        if not self._token and self._file is None:
+            return ANYBODY
+        given = authorization or ""
+        token = given[len(_SCHEME) :] if given[: len(_SCHEME)].lower() == _SCHEME else ""
+        if self._token and hmac.compare_digest(token.encode("latin-1"), self._token):
+            return ANYBODY
+        found = self._known(token)
+        if found is None:
+            raise ApiError(
+                401,
+                "Incorrect API key: send `Authorization: Bearer …` with "
+                + ("router.api_token." if self._file is None else "a key of `pie key create`."),
+                code="invalid_api_key",
+                headers={"www-authenticate": "Bearer"},
+            )
+        if admin and not found.is_admin:
+            raise ApiError(
+                403,
+                "This key may not ask that: it needs one of `pie key create --admin`.",
+                "permission_error",
+                code="insufficient_scope",
+            )
+        return found
+
+    def _known(self, token: str) -> Caller | None:
+        """Return who has a key; None where nobody does.
+
+        One that is not known may have been made this moment.
+        """
+        if not token:
+            return None
+        name = hashed(token)
+        if time.monotonic() >= self._looked_s + _LOOK_S or name not in self._callers:
+            self._look()
+        return self._callers.get(name)
+
+    def _look(self) -> None:
+        """Read the file anew where it has changed; a broken one changes nothing."""
+        if self._file is None:
+            return
+        self._looked_s = time.monotonic()
+        stamp = _stamp(self._file)
+        if stamp == self._seen:
+            return
+        self._seen = stamp
+        try:
+            self._take_in(read_key_file(self._file))
+        except KeyFileError as error:
+            log.error("the keys stay as they were: %s", error)  # noqa: TRY400
+
+    def _take_in(self, content: KeyFile) -> None:
+        now_s = time.monotonic()
+        for name, tenant in content.tenants.items():
+            if name in self._quotas:
+                self._quotas[name].limit(tenant, now_s)
+            else:
+                self._quotas[name] = Quota(name, tenant, now_s)
+        for name in self._quotas.keys() - content.tenants.keys():
+            del self._quotas[name]
+        self._callers = {
+            key.hash: Caller(
+                key.tenant,
+                key.is_admin,
+                content.tenants[key.tenant].priority,
+                content.tenants[key.tenant].salt,
+                self._quotas[key.tenant],
+            )
+            for key in content.keys.values()
+        }
+
+
+def _stamp(file: Path) -> tuple[int, ...] | None:
+    """Return what changes whenever a file is replaced; None where there is none."""
+    try:
+        seen = file.stat()
+    except OSError:
+        return None
+    return (seen.st_ino, seen.st_size, seen.st_mtime_ns)

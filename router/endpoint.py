@@ -1,0 +1,80 @@
+"""One handler as an ASGI application: who may ask, and what goes wrong.
+
+Covers errors in OpenAI's shape for all that a handler raises, and counting requests. Does not cover who
+has which key (`pie.router.access`) or which path does what (`pie.router.app`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+from starlette.types import Receive, Scope, Send
+
+from pie.router.access import Access
+from pie.router.errors import ApiError, server_error, shown
+from pie.router.exchange import BodyBudget, ClientGoneError, Exchange
+from pie.router.metrics import RouterMetrics
+from pie.router.settings import RouterSettings
+
+log = logging.getLogger("pie.router.endpoint")
+
+Handler = Callable[[Exchange], Awaitable[None]]
+
+
+class Endpoint:
+    """A handler that asks who is there and tells what is wrong.
+
+    Args:
+        handler: Answers.
+        settings: Limits of bodies and of waiting.
+        metrics: Counts requests.
+        bodies: The room that all bodies share.
+        access: Who may ask; None for anybody.
+        admin: Whether it is for those who run the router.
+    """
+
+    def __init__(
+        self,
+        handler: Handler,
+        settings: RouterSettings,
+        metrics: RouterMetrics,
+        bodies: BodyBudget,
+        *,
+        access: Access | None,
+        admin: bool = False,
+    ) -> None:
+        self._handler = handler
+        self._bodies = bodies
+        self._settings = settings
+        self._metrics = metrics
+        self._access = access
+        self._admin = admin
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        exchange = Exchange(scope, receive, send, self._settings, self._bodies)
+        path = shown(scope["path"])
+        try:
+            try:
+                if self._access is not None:
+                    given = exchange.header(b"authorization")
+                    exchange.caller = self._access.caller(given, admin=self._admin)
+                await self._handler(exchange)
+            except ApiError as error:
+                if error.status >= 500:
+                    log.warning("%s: %d %s", path, error.status, error.message)
+                else:
+                    told = (error.status, error.code, error.param)
+                    log.info("%s: %d, code %s, param %s", path, *told)
+                await exchange.refuse(error)
+            except ClientGoneError:
+                exchange.status = exchange.status or 499
+            # Whatever else goes wrong is our own bug: it is logged, and the client is told so.
+            except Exception:
+                log.exception("%s failed", path)
+                await exchange.refuse(server_error("The router failed."))
+        except ClientGoneError:
+            exchange.status = exchange.status or 499
+        route = getattr(scope.get("route"), "path", scope["path"])
+        self._metrics.requests.labels(route, str(exchange.status)).inc()
