@@ -1,7 +1,8 @@
-"""Direct look-up in Redis, for tools.
+"""Direct look-up in Redis, for tools and clients without a router.
 
-Covers answers that are exact at the moment of the question. Does not cover answers that are fast:
-routers read a mirror (`pie.index.mirror`). Measured: 2,048 keys at 8 places take Redis 27 ms.
+Covers answers that are exact at the moment of the question, and hints for a small part of the time
+(`benchmarks/results/index.json`). Does not cover answers without a round trip: routers read a mirror
+(`pie.index.mirror`).
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ from pie.index.errors import IndexUnavailableError
 from pie.index.mirror import tier_counts
 from pie.index.names import PlaceKeys, places_key
 from pie.index.reading import Announcement, parse_announcement, parse_masks
+from pie.index.runs import MaskRun
 from pie.index.settings import IndexSettings
 from pie.page.events import PartMask, PlaceId, Tier
 from pie.page.key import PageKey
 
 _KEYS_AT_ONCE = 256
 _SCAN_PAGES = 1_000
+_PROBES = 12
+"""Keys that a hint asks of each place in one round trip; three rounds tell 2,197 pages apart."""
 
 
 class DirectLookup:
@@ -53,6 +57,32 @@ class DirectLookup:
             place: self._run(place, said, keys) for place, said in self._announcements().items()
         }
         return {place: run for place, run in found.items() if run}
+
+    def hint(self, keys: Sequence[PageKey]) -> Mapping[PlaceId, MaskRun]:
+        """Return about what `matches` does, in a few round trips of a few keys for each place.
+
+        Each run's end is searched between keys that are held and keys that are not, so that one with a
+        hole is taken to end at one of its ends; pages between two probes count as the latter.
+        Places that have states alone are left out: nothing can be said of their runs from a few keys.
+        """
+        said = {
+            place: one
+            for place, one in self._announcements().items()
+            if not one.record.has_states_alone
+        }
+        names = {
+            place: PlaceKeys(self._settings.key_prefix, place).pages(one.generation)
+            for place, one in said.items()
+        }
+        searches = {place: _Search(len(keys)) for place in said}
+        while going := {place: s.probes() for place, s in searches.items() if not s.is_over}:
+            with translated(), self._client.pipeline(transaction=False) as pipe:
+                for place, probes in going.items():
+                    pipe.hmget(names[place], [keys[at] for at in probes])
+                answers = pipe.execute()
+            for (place, probes), masks in zip(going.items(), answers, strict=True):
+                searches[place].learn(probes, masks)
+        return {place: run for place, search in searches.items() if (run := search.run())}
 
     def pages(self, place: PlaceId) -> Mapping[Tier, int]:
         """Return how many page parts a place holds in each tier; nothing for a place not up."""
@@ -108,3 +138,46 @@ class DirectLookup:
         while run and not run[-1]:
             del run[-1]
         return run
+
+
+class _Search:
+    """Where a leading run of `pages` pages ends, found by asking for a few of them at a time."""
+
+    def __init__(self, pages: int) -> None:
+        self._held = 0
+        """Pages that are taken to be held."""
+        self._end = pages
+        """The first page that is known not to be, or where the prompt ends."""
+        self._masks: dict[int, PartMask] = {}
+
+    @property
+    def is_over(self) -> bool:
+        return self._held >= self._end
+
+    def probes(self) -> list[int]:
+        """Return the pages to ask for: evenly spread, the last that may be held among them."""
+        left = self._end - self._held
+        count = min(_PROBES, left)
+        return [self._held + (number + 1) * left // count - 1 for number in range(count)]
+
+    def learn(self, probes: Sequence[int], masks: Sequence[bytes | None]) -> None:
+        """Take in the masks of the pages that were asked for."""
+        for at, mask in zip(probes, masks, strict=True):
+            if mask is None or not mask.isdigit() or not int(mask):
+                self._end = at
+                return
+            self._masks[at] = PartMask(int(mask))
+            self._held = at + 1
+
+    def run(self) -> MaskRun:
+        """Return what was found."""
+        segments: list[tuple[PartMask, int]] = []
+        start = 0
+        for at, mask in sorted(self._masks.items()):
+            pages = at + 1 - start
+            start = at + 1
+            if segments and segments[-1][0] == mask:
+                segments[-1] = (mask, segments[-1][1] + pages)
+            else:
+                segments.append((mask, pages))
+        return MaskRun(tuple(segments))

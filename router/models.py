@@ -21,6 +21,7 @@ from pie.router.errors import TokenizerMismatchError
 from pie.router.memory import AnswerMemory
 from pie.router.prompt import PromptMaker
 from pie.tokens.errors import TokensError
+from pie.tokens.pieces import PieceMemory
 from pie.tokens.template import ChatTemplate
 from pie.tokens.tokenizer import Tokenizer
 
@@ -56,6 +57,7 @@ class ModelCatalog:
 
     Args:
         memory: Remembers answers, for all models.
+        pieces: Remembers what texts were tokenised to, for all models.
         thread_bytes: Longer texts are tokenised in a thread.
         threads: Where tokenizers are loaded and long texts tokenised.
         on_change: Called when a tokenizer has been loaded.
@@ -65,11 +67,13 @@ class ModelCatalog:
         self,
         *,
         memory: AnswerMemory,
+        pieces: PieceMemory,
         thread_bytes: int,
         threads: Executor,
         on_change: Callable[[], None],
     ) -> None:
         self._memory = memory
+        self._pieces = pieces
         self._thread_bytes = thread_bytes
         self._threads = threads
         self._on_change = on_change
@@ -185,6 +189,7 @@ class ModelCatalog:
             tokenizer,
             ChatTemplate.load(folder),
             memory=self._memory,
+            pieces=self._pieces,
             thread_bytes=self._thread_bytes,
             threads=self._threads,
         )

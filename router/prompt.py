@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -19,6 +19,7 @@ from pie.router.errors import ApiError, invalid
 from pie.router.memory import AnswerMemory, Turn
 from pie.tokens.detokenizer import Detokenizer
 from pie.tokens.errors import TemplateError, TextError
+from pie.tokens.pieces import PieceEncoder, PieceMemory
 from pie.tokens.template import ChatTemplate, Message
 from pie.tokens.tokenizer import Tokenizer
 
@@ -74,6 +75,7 @@ class PromptMaker:
         tokenizer: The models'.
         template: Its chat template; None where it has none.
         memory: Remembers answers.
+        pieces: Remembers what texts were tokenised to.
         thread_bytes: Longer texts are tokenised by `threads`, so that no stream waits for them.
         threads: Where long texts go.
     """
@@ -84,6 +86,7 @@ class PromptMaker:
         template: ChatTemplate | None,
         *,
         memory: AnswerMemory,
+        pieces: PieceMemory,
         thread_bytes: int,
         threads: Executor,
     ) -> None:
@@ -92,10 +95,9 @@ class PromptMaker:
         self._memory = memory
         self._thread_bytes = thread_bytes
         self._threads = threads
+        self._pieces = PieceEncoder(tokenizer, _marks(tokenizer, template), pieces)
         # A text that goes on with one of these is tokenised the same whatever stood before it.
-        self._breaks = tuple(
-            token for id_ in tokenizer.special_ids if (token := tokenizer.token(id_))
-        )
+        self._breaks = tuple(self._pieces.cuts)
 
     async def conversation(
         self, asked: Conversation, *, model: str, salt: str | None, context_tokens: int
@@ -205,12 +207,10 @@ class PromptMaker:
             rendered = _up_to_last(rendered, turns[-1].text)
         known = self._memory.recall(space, turns, rendered)
         if known is not None and rendered.startswith(self._breaks, known.chars):
-            rest = self._encode(
-                rendered[known.chars :], "messages", context_tokens - len(known.ids)
-            )
-            ids = known.ids + array("I", rest)
+            room = context_tokens - len(known.ids)
+            ids = known.ids + self._remembering(space, rendered[known.chars :], room)
         else:
-            ids = array("I", self._encode(rendered, "messages", context_tokens))
+            ids = self._remembering(space, rendered, context_tokens)
         if len(ids) >= context_tokens:
             raise too_long("messages", context_tokens, len(ids))
         return Prompt(ids, turns, rendered, space)
@@ -222,6 +222,10 @@ class PromptMaker:
         if len(ids) >= context_tokens:
             raise too_long("prompt", context_tokens, len(ids))
         return Prompt(array("I", ids))
+
+    def _remembering(self, space: bytes, text: str, room: int) -> array[int]:
+        """Return the ids of a rendered conversation, or of its end."""
+        return self._pieces.encode(space, text, lambda part: self._encode(part, "messages", room))
 
     def _encode(
         self, text: str, param: str, room: int, *, add_special_tokens: bool = False
@@ -237,6 +241,18 @@ class PromptMaker:
             return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
         except TextError as error:
             raise invalid(f"{param}: {error}", param) from error
+
+
+def _marks(tokenizer: Tokenizer, template: ChatTemplate | None) -> Iterator[str]:
+    """Yield the tokens that a template puts between messages, and those that end an answer."""
+    if template is None:
+        return
+    for token in tokenizer.added_tokens:
+        if token.content in template.source:
+            yield token.content
+    for id_ in tokenizer.eos_token_ids:
+        if token_of_end := tokenizer.token(id_):
+            yield token_of_end
 
 
 def _up_to_last(rendered: str, text: str) -> str:

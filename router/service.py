@@ -47,6 +47,7 @@ from pie.router.survey import Survey
 from pie.router.tls import server_context
 from pie.router.trace import TraceRecorder
 from pie.router.workers import WorkerSet
+from pie.tokens.pieces import PieceMemory
 from pie.wire import WireSettings
 
 log = logging.getLogger("pie.router.service")
@@ -99,6 +100,7 @@ class RouterService:
         self._workers = WorkerSet(settings.max_workers_connected, wire, secret=secret)
         self._catalog = ModelCatalog(
             memory=self._memory,
+            pieces=PieceMemory(int(settings.tokenised_bytes)),
             thread_bytes=int(settings.thread_bytes),
             threads=self._threads,
             on_change=self._look,

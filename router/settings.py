@@ -175,6 +175,12 @@ class RouterSettings(BaseModel):
         le=1 << 40,
         description="Memory for the token ids of answers, which make the next turn's prompt hit.",
     )
+    tokenised_bytes: ByteSize = Field(
+        default=ByteSize(64 * 1024 * 1024),
+        ge=0,
+        le=1 << 40,
+        description="Memory for texts between special tokens and their token ids, so that none is tokenised twice.",
+    )
     explained_requests: int = Field(
         default=10_000,
         ge=0,

@@ -34,6 +34,8 @@ class Tokenizer:
         vocab_size: One more than the largest id it knows. A model may have more logits than that.
         eos_token_ids: Ids that end an answer, in order.
         special_ids: Ids that a decoded text does not show.
+        added_tokens: What a text is cut at before all else.
+        splits_special: Whether special tokens that a text spells are text like any other.
         digest: BLAKE3 over tokenizer and template, in hex. Equal digests, equal tokens.
         plan: How its decoder turns tokens into text, for `pie.tokens.detokenizer`.
     """
@@ -44,6 +46,8 @@ class Tokenizer:
         flags = files.config
         added = self._inner.get_added_tokens_decoder()
         self.special_ids = frozenset(id_ for id_, token in added.items() if token.special)
+        self.added_tokens = tuple(added.values())
+        self.splits_special = bool(flags.get("split_special_tokens"))
         self.vocab_size = (
             max(self._inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         )

@@ -54,7 +54,7 @@ NODE = PlaceLine(
 
 def printed(monkeypatch: pytest.MonkeyPatch, status: ClusterStatus) -> list[str]:
     """Return the words of each line."""
-    monkeypatch.setattr(shown, "fetch_status", lambda url, token: status)
+    monkeypatch.setattr(shown, "fetch_status", lambda url, token, trust: status)
     file = io.StringIO()
     shown.show_status("http://127.0.0.1:8000", "", Console(file=file, width=80))
     lines = file.getvalue().splitlines()

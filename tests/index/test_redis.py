@@ -13,6 +13,7 @@ from pie.index.client import make_async_client
 from pie.index.conformance import entry, record
 from pie.index.contract import IndexMode
 from pie.index.feed import MirrorFeed
+from pie.index.lookup import DirectLookup
 from pie.index.mirror import Mirror
 from pie.index.names import PlaceKeys
 from pie.index.reading import Announced, Announcement, PlaceReader, parse_announcement
@@ -216,3 +217,21 @@ async def test_a_place_that_cannot_be_read_is_tried_at_growing_intervals(
             assert 2 <= reads <= 8
         await index.settled(mirror)
         await feed.close()
+
+
+async def test_a_hint_tells_how_long_leading_runs_are(index_settings: IndexSettings) -> None:
+    keys = [entry(number).key for number in range(500)]
+    lengths = (0, 1, 2, 11, 12, 13, 14, 100, 143, 145, 499, 500)
+    async with running(index_settings) as index:
+        for number in lengths:
+            await index.join(f"holds-{number}", holding=number)
+        await index.settled()
+        lookup = DirectLookup(index_settings.url, settings=index_settings)
+        try:
+            for asked in (keys, keys[:13], keys[:1], []):
+                hint = await asyncio.to_thread(lookup.hint, asked)
+                assert {place: list(run) for place, run in hint.items()} == {
+                    place: list(run) for place, run in index.mirror.matches(asked).items()
+                }
+        finally:
+            lookup.close()

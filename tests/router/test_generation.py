@@ -11,6 +11,7 @@ from pie.router.memory import AnswerMemory
 from pie.router.models import ServedModel
 from pie.router.prefix import Prefix
 from pie.router.prompt import Prompt, PromptMaker
+from pie.tokens.pieces import PieceMemory
 from pie.tokens.tokenizer import Tokenizer
 from pie.wire.messages import FinishReason, RefusalCode, Refused, Sampling, TokenDelta
 
@@ -20,8 +21,14 @@ IDS = array("I", [1, 2, 3])
 @pytest.fixture(scope="module")
 def model(chat_folder: Path) -> ServedModel:
     tokenizer = Tokenizer.load(chat_folder)
-    memory = AnswerMemory(0)
-    prompts = PromptMaker(tokenizer, None, memory=memory, thread_bytes=0, threads=None)  # type: ignore[arg-type]
+    prompts = PromptMaker(
+        tokenizer,
+        None,
+        memory=AnswerMemory(0),
+        pieces=PieceMemory(0),
+        thread_bytes=0,
+        threads=None,  # type: ignore[arg-type]
+    )
     return ServedModel("m", tokenizer.digest, prompts, 100, 100, 0)
 
 

@@ -18,6 +18,7 @@ from pie.page.key import RootKey
 from pie.router.memory import AnswerMemory
 from pie.router.models import ModelCatalog
 from pie.router.workers import WorkerSet
+from pie.tokens.pieces import PieceMemory
 from pie.tokens.tokenizer import Tokenizer
 
 WAIT_S = 10.0
@@ -48,7 +49,11 @@ async def until(condition: Callable[[], bool]) -> None:
 def catalog() -> Iterator[ModelCatalog]:
     with ThreadPoolExecutor(1) as threads:
         yield ModelCatalog(
-            memory=AnswerMemory(0), thread_bytes=0, threads=threads, on_change=lambda: None
+            memory=AnswerMemory(0),
+            pieces=PieceMemory(0),
+            thread_bytes=0,
+            threads=threads,
+            on_change=lambda: None,
         )
 
 
@@ -91,10 +96,12 @@ async def test_tokenizers_and_names_that_nobody_serves_any_more_are_let_go_of(
     def load(folder: Path) -> SimpleNamespace:
         nonlocal loads
         loads += 1
-        return SimpleNamespace(digest=folder.name, special_ids=(), vocab_size=10)
+        return SimpleNamespace(added_tokens=(), digest=folder.name, special_ids=(), vocab_size=10)
 
     monkeypatch.setattr(Tokenizer, "load", load)
-    monkeypatch.setattr("pie.router.models.ChatTemplate", SimpleNamespace(load=lambda folder: None))
+    monkeypatch.setattr(
+        "pie.router.models.ChatTemplate", SimpleNamespace(added_tokens=(), load=lambda folder: None)
+    )
     kept = record("kept", tmp_path / "kept", "kept", model="kept")
 
     def serves(name: str) -> bool:

@@ -15,6 +15,7 @@ import pytest
 from pie.router.memory import AnswerMemory, Turn
 from pie.router.prompt import Conversation, Prompt, PromptMaker
 from pie.tokens.detokenizer import Detokenizer
+from pie.tokens.pieces import PieceMemory
 from pie.tokens.template import ChatTemplate
 from pie.tokens.tokenizer import Tokenizer
 
@@ -35,6 +36,7 @@ def maker(chat_folder: Path, memory: AnswerMemory) -> Iterator[PromptMaker]:
             Tokenizer.load(chat_folder),
             ChatTemplate.load(chat_folder),
             memory=memory,
+            pieces=PieceMemory(2**20),
             thread_bytes=2000,
             threads=threads,
         )
