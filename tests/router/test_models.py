@@ -99,9 +99,7 @@ async def test_tokenizers_and_names_that_nobody_serves_any_more_are_let_go_of(
         return SimpleNamespace(added_tokens=(), digest=folder.name, special_ids=(), vocab_size=10)
 
     monkeypatch.setattr(Tokenizer, "load", load)
-    monkeypatch.setattr(
-        "pie.router.models.ChatTemplate", SimpleNamespace(added_tokens=(), load=lambda folder: None)
-    )
+    monkeypatch.setattr("pie.router.models.ChatTemplate", SimpleNamespace(load=lambda folder: None))
     kept = record("kept", tmp_path / "kept", "kept", model="kept")
 
     def serves(name: str) -> bool:
