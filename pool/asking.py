@@ -1,12 +1,14 @@
 """Questions to a pool node that are answered by a status for each page.
 
 Covers look-ups, offers and puts of both those who use nodes (`pie.pool.client`) and nodes among
-themselves (`pie.pool.migration`). Does not cover whom to ask.
+themselves (`pie.pool.migration`), and doing several at once. Does not cover whom to ask.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from pie.page.key import PageKey
 from pie.page.lookup import LookupStatus
@@ -17,6 +19,8 @@ from pie.wire.messages import Lookup, LookupResult, PutPages, PutResult, StoreWa
 PUT_BYTES = 4 << 20
 """Payloads of one `PutPages`, unless one page alone is larger."""
 
+T = TypeVar("T")
+
 STATUSES: Mapping[int, LookupStatus] = {int(status): status for status in LookupStatus}
 
 
@@ -25,18 +29,20 @@ class WrongAnswerError(Exception):
 
 
 def names(pages: Iterable[PageId]) -> tuple[tuple[PageKey, int], ...]:
-    """Return pages as messages name them."""
-    return tuple((page.key, int(page.part)) for page in pages)
+    """Return pages as messages name them: a page is encoded as the pair that it is."""
+    return tuple(pages)
 
 
 async def ask_statuses(
     client: WireClient,
     message: Lookup | StoreWanted | PutPages,
-    timeout_s: float,
+    timeout_s: float | None,
     frames: Sequence[Buffer] = (),
     release: Callable[[], None] | None = None,
 ) -> tuple[int, ...]:
     """Ask for a status for each page of `message`; `release` says that no frame is read any more.
+
+    Without `timeout_s` the caller ends the wait, by a limit of its own.
 
     Raises:
         WireError: No answer, or a refusal.
@@ -64,3 +70,22 @@ def by_bytes(positions: Sequence[int], sizes: Sequence[int]) -> Iterator[list[in
         total += sizes[at]
     if some:
         yield some
+
+
+async def at_once(do: Callable[[T], Awaitable[None]], items: Iterable[T], limit: int) -> None:
+    """Do something with each item in order, up to `limit` at once.
+
+    The first error ends all of it and is raised.
+    """
+    left = iter(items)
+
+    async def work() -> None:
+        for item in left:
+            await do(item)
+
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(limit):
+                tasks.create_task(work())
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None

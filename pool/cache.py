@@ -144,6 +144,13 @@ class TieredCache:
                 best = status
         return best
 
+    def lookups(self, pages: Sequence[PageId]) -> list[LookupStatus]:
+        """Return what `lookup` says of each page, in half the time for those that the first tier has."""
+        found = list(map(self._tiers[0].lookup, pages))
+        if self.is_tiered:
+            found = [s if s is _HIT else self.lookup(p) for s, p in zip(found, pages, strict=True)]
+        return found
+
     def payload_bytes(self, page: PageId) -> int:
         """Return the size of a held page's payload, or 0."""
         for shelf in self._shelves:

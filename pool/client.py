@@ -23,7 +23,7 @@ from pie.page.format import PageHeader
 from pie.page.key import PageKey
 from pie.page.lookup import LookupStatus
 from pie.policies.replication import FixedReplication, ReplicationPolicy
-from pie.pool.asking import STATUSES, WrongAnswerError, ask_statuses, by_bytes, names
+from pie.pool.asking import STATUSES, WrongAnswerError, ask_statuses, at_once, by_bytes, names
 from pie.pool.byte_budget import ByteBudget
 from pie.pool.checksum import Checksum
 from pie.pool.landing import Landing
@@ -48,6 +48,13 @@ from pie.wire.settings import WireSettings
 
 _INLINE_BYTES = 1 << 20
 """Payloads up to this size are hashed on the event loop (0.1 ms), larger ones on a thread."""
+
+_HIT = LookupStatus.HIT
+"""A name of its own: look-ups of thousands of pages would spend a third of their time on members."""
+
+_PUTS_AT_ONCE = 4
+"""Messages of pages on their way to one node. A node that copies and checks one while the next comes in takes
+half as much again."""
 
 _GET_PAGES = 256
 _FIRST_GUESS_BYTES = 1 << 20
@@ -87,7 +94,7 @@ class PoolCounters:
 
 
 _Work = Callable[[WireClient, Sequence[int]], Awaitable[None]]
-"""Does something with one node and the positions of the pages that belong there."""
+"""Does something with one node and the positions of the pages that belong there. `_spread` ends it in time."""
 
 
 class PoolClient:
@@ -137,18 +144,19 @@ class PoolClient:
 
         async def ask(client: WireClient, positions: Sequence[int]) -> None:
             message = Lookup(new_request_id(), client.epoch, names(pages[at] for at in positions))
-            statuses = await ask_statuses(client, message, until_s - time.monotonic())
+            statuses = await ask_statuses(client, message, None)
             for at, status in zip(positions, statuses, strict=True):
-                if answers[at] is None or status == LookupStatus.HIT:
-                    answers[at] = STATUSES[status]
+                heard = STATUSES[status]
+                if heard is _HIT or answers[at] is None:
+                    answers[at] = heard
 
         asked = self._asked(groups)
         for turn in range(_most(asked)):
             left_s = until_s - time.monotonic()
             left = [
                 (at, order[turn])
-                for at, order in enumerate(asked)
-                if turn < len(order) and answers[at] is not LookupStatus.HIT
+                for at, (order, answer) in enumerate(zip(asked, answers, strict=True))
+                if answer is not _HIT and turn < len(order)
             ]
             if not left or left_s <= 0:
                 break
@@ -184,7 +192,7 @@ class PoolClient:
                     slots = await self._landing.slots(client, wanted)
                     message = GetPages(new_request_id(), client.epoch, names(wanted), slots.message)
                     # A generator, which has to end before its reservation does.
-                    stream = client.stream(message, timeout_s=until_s - time.monotonic())
+                    stream = client.stream(message, timeout_s=None)
                     with slots:
                         async with contextlib.aclosing(stream) as answers:
                             async for answer, frames in answers:
@@ -251,7 +259,7 @@ class PoolClient:
             message = StoreWanted(
                 new_request_id(), client.epoch, names(pages[at] for at in positions)
             )
-            answers = await ask_statuses(client, message, deadline_s)
+            answers = await ask_statuses(client, message, None)
             wanted = []
             for at, answer in zip(positions, answers, strict=True):
                 if answer == LookupStatus.MISS:
@@ -261,14 +269,12 @@ class PoolClient:
                 else:
                     is_held = answer == LookupStatus.HIT
                     became[at] = min(became[at], PutStatus.HELD if is_held else PutStatus.PENDING)
-            for some in by_bytes(wanted, sizes):
-                size = sum(sizes[at] for at in some)
-                async with self._budget.reserve(size):
+
+            async def send(some: list[int]) -> None:
+                message = PutPages(new_request_id(), client.epoch, tuple(placed[at] for at in some))
+                async with self._budget.reserve(sum(sizes[at] for at in some)):
                     answers = await ask_statuses(
-                        client,
-                        PutPages(new_request_id(), client.epoch, tuple(placed[at] for at in some)),
-                        deadline_s,
-                        [payloads[at] for at in some],
+                        client, message, None, [payloads[at] for at in some]
                     )
                 for at, answer in zip(some, answers, strict=True):
                     # The smaller, the better.
@@ -277,6 +283,9 @@ class PoolClient:
                         reasons[at] = Reason.BUSY
                     elif answer == PutStatus.STORED:
                         self.counters.stored_bytes += sizes[at]
+
+            runs = list(by_bytes(wanted, sizes))
+            await at_once(send, runs, min(len(runs), _PUTS_AT_ONCE))
 
         homes = self._homes(groups)
         copies = [(at, node) for at, order in enumerate(homes) for node in order]
@@ -310,8 +319,14 @@ class PoolClient:
         """Do `work` with all nodes at once; say for each position why a node failed, if one did."""
         failed: dict[int, Reason] = {}
         by_node: dict[PlaceId, tuple[PlaceRecord, list[int]]] = {}
+        last: PlaceRecord | None = None
+        positions: list[int] = []
         for at, record in places:
-            by_node.setdefault(record.place, (record, []))[1].append(at)
+            # Pages of a group go to one node.
+            if record is not last:
+                last = record
+                positions = by_node.setdefault(record.place, (record, []))[1]
+            positions.append(at)
 
         async def with_node(record: PlaceRecord, positions: Sequence[int]) -> None:
             try:

@@ -41,6 +41,8 @@ def rank(group: PageKey, weights: Mapping[PlaceId, float]) -> list[PlaceId]:
         weights: Each node's share; a node of weight 2 keeps twice the groups of one of weight 1.
             Nodes without weight keep nothing.
     """
+    if len(weights) == 1:
+        return [place for place, weight in weights.items() if weight > 0]
     scored = [
         (_score(group, place, weight), place) for place, weight in weights.items() if weight > 0
     ]

@@ -49,7 +49,7 @@ from pie.wire.peer import Peer
 
 _INLINE_BYTES = 512 << 10
 _BATCH_BYTES = 4 << 20
-"""Payloads that are checked ahead of being sent, and so stay pinned."""
+"""Payloads that are checked together; as many again wait meanwhile to be sent, and stay pinned."""
 
 _PUT_STATUS = {
     LookupStatus.HIT: PutStatus.HELD,
@@ -154,7 +154,7 @@ class PoolService:
         now_s = self._clock()
         # A pair from the wire equals the page that it names, and 2,048 need not be made anew.
         pages = cast("tuple[PageId, ...]", message.pages)
-        statuses = [int(status) for status in map(self._cache.lookup, pages)]
+        statuses: list[int] = [*self._cache.lookups(pages)]
         if len(self.claims):
             for at, page in enumerate(pages):
                 if not statuses[at] and self.claims.is_taken(page, now_s):
@@ -169,8 +169,9 @@ class PoolService:
             peer.on_gone(lambda: self._writer_gone(peer.id))
         now_s = self._clock()
         statuses = []
-        for page in _pages(message):
-            status = self._cache.lookup(page)
+        pages = _pages(message)
+        for page, known in zip(pages, self._cache.lookups(pages), strict=True):
+            status = known
             if status is LookupStatus.MISS and not self.claims.take(page, peer.id, now_s):
                 taken = self.claims.is_taken(page, now_s)
                 status = LookupStatus.PENDING if taken else LookupStatus.RETRY
@@ -182,49 +183,71 @@ class PoolService:
         self.claims.writer_gone(writer)
 
     async def _send_pages(self, peer: Peer, message: GetPages) -> None:
-        """Send each page as soon as it is checked."""
-        position = 0
+        """Send each page as soon as it is checked, while the next ones are."""
         rooms = self._rooms(peer, message)
-        for batch in self._batches(_pages(message)):
-            loans = await self._in_thread(
-                sum(size for _, size in batch),
-                functools.partial(
-                    self._borrow,
-                    [page for page, _ in batch],
-                    rooms[position : position + len(batch)],
-                ),
-                undo=self._give_back,
-                is_quick=all(self._cache.is_quick(page) for page, _ in batch),
-            )
-            self._lent(sum(isinstance(loan, Loan) for loan in loans))
-            try:
-                while loans:
-                    loan = loans.pop(0)
-                    if isinstance(loan, Loan):
-                        data = PageData(
-                            message.request_id, position, int(LookupStatus.HIT), loan.page.header
-                        )
-                        # From here on `release` ends the loan, also where sending fails.
-                        await peer.send(data, [loan.page.payload], release=self._ender(loan))
-                        self.sent_bytes += loan.page.payload.nbytes
-                    elif isinstance(loan, PageHeader):
-                        await peer.send(
-                            PageData(
-                                message.request_id,
-                                position,
-                                int(LookupStatus.HIT),
-                                loan,
-                                in_slot=True,
-                            )
-                        )
-                        self.sent_bytes += loan.raw_bytes
-                    else:
-                        await peer.send(PageData(message.request_id, position, int(loan)))
-                    position += 1
-            finally:
-                for loan in loans:
-                    if isinstance(loan, Loan):
-                        self._ender(loan)()
+        batches = list(self._batches(_pages(message)))
+        position = 0
+        lending: asyncio.Task[list[_Lent]] | None = None
+        try:
+            for at, batch in enumerate(batches):
+                room = rooms[position : position + len(batch)]
+                lent = await (self._lend(batch, room) if lending is None else lending)
+                lending = None
+                if at + 1 < len(batches):
+                    room = rooms[position + len(batch) :]
+                    lending = asyncio.create_task(self._lend(batches[at + 1], room))
+                await self._send_batch(peer, message.request_id, position, lent)
+                position += len(batch)
+        finally:
+            if lending is not None:
+                lending.add_done_callback(self._unsent)
+                lending.cancel()
+
+    async def _lend(
+        self, batch: Sequence[tuple[PageId, int]], rooms: Sequence[memoryview | None]
+    ) -> list[_Lent]:
+        """Lend the pages of a batch, or put them into the first of `rooms`."""
+        pages = [page for page, _ in batch]
+        lent = await self._in_thread(
+            sum(size for _, size in batch),
+            functools.partial(self._borrow, pages, rooms[: len(pages)]),
+            undo=self._give_back,
+            is_quick=all(map(self._cache.is_quick, pages)),
+        )
+        self._lent(sum(isinstance(loan, Loan) for loan in lent))
+        return lent
+
+    async def _send_batch(
+        self, peer: Peer, request_id: str, position: int, lent: list[_Lent]
+    ) -> None:
+        """Send what was lent, from the page at `position` on; all loans end, whatever happens."""
+        hit = int(LookupStatus.HIT)
+        try:
+            while lent:
+                loan = lent.pop(0)
+                if isinstance(loan, Loan):
+                    data = PageData(request_id, position, hit, loan.page.header)
+                    # From here on `release` ends the loan, also where sending fails.
+                    await peer.send(data, [loan.page.payload], release=self._ender(loan))
+                    self.sent_bytes += loan.page.payload.nbytes
+                elif isinstance(loan, PageHeader):
+                    await peer.send(PageData(request_id, position, hit, loan, in_slot=True))
+                    self.sent_bytes += loan.raw_bytes
+                else:
+                    await peer.send(PageData(request_id, position, int(loan)))
+                position += 1
+        finally:
+            self._end_all(lent)
+
+    def _unsent(self, lending: asyncio.Task[list[_Lent]]) -> None:
+        """End the loans of a batch that nobody sends any more."""
+        if not lending.cancelled() and lending.exception() is None:
+            self._end_all(lending.result())
+
+    def _end_all(self, lent: Sequence[_Lent]) -> None:
+        for loan in lent:
+            if isinstance(loan, Loan):
+                self._ender(loan)()
 
     def _batches(self, pages: Sequence[PageId]) -> Iterator[list[tuple[PageId, int]]]:
         """Cut pages into runs of about `_BATCH_BYTES`, each page with its size."""

@@ -157,12 +157,13 @@ class WireClient:
         message: Message,
         frames: Sequence[Buffer] = (),
         *,
-        timeout_s: float,
+        timeout_s: float | None,
         release: Callable[[], None] | None = None,
     ) -> Answer:
         """Send a message that has a `request_id` and return its one answer.
 
-        Request ids must be unique among what is under way; `new_request_id` makes them.
+        Request ids must be unique among what is under way; `new_request_id` makes them. Without
+        `timeout_s` the caller ends the wait, by a limit of its own.
 
         Raises:
             RefusedError: The server refused.
@@ -180,7 +181,7 @@ class WireClient:
         except BaseException as error:
             if answers is not None:
                 self._abandon(request_id, error)
-            if isinstance(error, TimeoutError):
+            if isinstance(error, TimeoutError) and timeout_s is not None:
                 raise WireTimeout(f"No answer within {timeout_s:g} s.") from None
             raise
         finally:
@@ -196,7 +197,7 @@ class WireClient:
         message: Message,
         frames: Sequence[Buffer] = (),
         *,
-        timeout_s: float,
+        timeout_s: float | None,
         count: int | None = None,
     ) -> AsyncGenerator[Answer, None]:
         """Send a message that has a `request_id` and yield its answers as they come.
@@ -207,7 +208,7 @@ class WireClient:
         Args:
             message: The request, such as `GetPages`.
             frames: Its payload.
-            timeout_s: Longest wait for each answer.
+            timeout_s: Longest wait for each answer; None where the caller has a limit of its own.
             count: How many answers there are; None is one for each of the message's `pages`.
 
         Raises:
@@ -235,7 +236,7 @@ class WireClient:
         except BaseException as error:
             if answers is not None:
                 self._abandon(request_id, error)
-            if isinstance(error, TimeoutError):
+            if isinstance(error, TimeoutError) and timeout_s is not None:
                 raise WireTimeout(f"No answer within {timeout_s:g} s.") from None
             raise
         finally:

@@ -10,6 +10,8 @@ import threading
 
 import zmq
 
+from pie.wire import freed_memory
+
 # A client takes three sockets: its own and the two ends of its monitor.
 _MAX_SOCKETS = 8192
 
@@ -24,6 +26,7 @@ def acquire() -> zmq.Context[zmq.Socket[bytes]]:
     global _context, _users  # noqa: PLW0603 - one per process is the point
     with _lock:
         if _context is None:
+            freed_memory.keep()
             _context = zmq.Context()
             _context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
         _users += 1
