@@ -71,6 +71,7 @@ def show_explained(
         f"request {told.request_id}    {arrived:%Y-%m-%d %H:%M:%S} UTC    {told.path}    "
         f"model {told.model}    status {told.status}    {told.duration_ms:.0f} ms"
         + (f"    tenant {told.tenant_tag}" if told.tenant_tag else "")
+        + (f"    session {told.session_tag}" if told.session_tag else "")
     )
     for sequence in told.sequences:
         console.print()

@@ -69,6 +69,8 @@ class PageHeader(msgspec.Struct, frozen=True, array_like=True):
     group: bytes = b""
     """Key of the first page of its group, by which pool nodes share pages out; empty where the page has
     not been in a pool."""
+    session_tag: str = ""
+    """Stands for the conversation whose request computed it; empty where it named none."""
 
 
 class FileHeader(NamedTuple):
@@ -251,22 +253,27 @@ _NAME = re.compile(
 def _fields(header: PageHeader, codec: Codec) -> dict[str, str]:
     """Return a header as the metadata of a file."""
     group = {"group": header.group.hex()} if header.group else {}
-    return group | {
-        "version": str(header.version),
-        "key": header.key.hex(),
-        "parent": header.parent.hex(),
-        "index": str(header.index),
-        "part": header.part.name.lower(),
-        "shard": str(header.shard),
-        "model_root": header.model_root.hex(),
-        "dtype": header.dtype,
-        "layout_id": header.layout_id,
-        "page_tokens": str(header.page_tokens),
-        "tenant_tag": header.tenant_tag,
-        "codec": codec.value,
-        "raw_bytes": str(header.raw_bytes),
-        "checksum": header.checksum.hex(),
-    }
+    session = {"session_tag": header.session_tag} if header.session_tag else {}
+    return (
+        group
+        | session
+        | {
+            "version": str(header.version),
+            "key": header.key.hex(),
+            "parent": header.parent.hex(),
+            "index": str(header.index),
+            "part": header.part.name.lower(),
+            "shard": str(header.shard),
+            "model_root": header.model_root.hex(),
+            "dtype": header.dtype,
+            "layout_id": header.layout_id,
+            "page_tokens": str(header.page_tokens),
+            "tenant_tag": header.tenant_tag,
+            "codec": codec.value,
+            "raw_bytes": str(header.raw_bytes),
+            "checksum": header.checksum.hex(),
+        }
+    )
 
 
 def _header(fields: dict[str, str]) -> PageHeader:
@@ -285,6 +292,7 @@ def _header(fields: dict[str, str]) -> PageHeader:
         tenant_tag=fields["tenant_tag"],
         version=int(fields["version"]),
         group=bytes.fromhex(fields.get("group", "")),
+        session_tag=fields.get("session_tag", ""),
     )
 
 

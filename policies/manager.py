@@ -130,6 +130,15 @@ class RetentionManager:
                     raise
                 self._failed("hit", error)
 
+    def used_above(self, key: PageKey, part: Part, now_s: float) -> None:
+        """Learn that a faster tier, which used a held page, has it no more: rules count time anew.
+
+        It is no use of the page here, so policies do not learn from it.
+        """
+        row = self._rows.find(key, part)
+        if row >= 0 and self._book is not None:
+            self._book.used_above(row, now_s)
+
     def removed(self, key: PageKey, part: Part) -> None:
         """Learn that a page is no longer held; its pins, if it had any, are gone with it."""
         row = self._rows.find(key, part)

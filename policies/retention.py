@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pie.page.events import Part, Tier
-from pie.page.key import PageKey
+from pie.page.key import PageKey, RootKey
+
+NO_ROOT = RootKey(b"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,9 @@ class PageView:
     tier: Tier
     bytes: int
     tenant_tag: str = ""
+    session_tag: str = ""
+    """Stands for the conversation whose request computed it; empty where it named none."""
+    model_root: RootKey = NO_ROOT
 
 
 class RetentionPolicy(Protocol):

@@ -48,6 +48,9 @@ class Selector:
         prefix: The key of a prefix's last page, in hexadecimal: that page, which no page before it
             leaves ahead of.
         hits: Pages used at least so often.
+        session: The tag of a conversation's pages, or a pattern; `"?*"` is pages of any conversation.
+        model: The root of a model in hexadecimal, or a pattern.
+        age: Pages that have been in their tier for so long.
     """
 
     def __init__(
@@ -58,8 +61,14 @@ class Selector:
         part: PartNames | None = None,
         prefix: str | None = None,
         hits: Count | None = None,
+        session: str | None = None,
+        model: str | None = None,
+        age: Seconds | None = None,
     ) -> None:
         self.tenant = tenant
+        self.session = session
+        self.model = model
+        self.age_s = age or 0.0
         self.tiers = _every(tier, {name.lower().replace("_", "-"): t for name, t in _TIERS.items()})
         self.parts = _every(part, {name.lower(): p for name, p in Part.__members__.items()})
         try:
@@ -71,7 +80,8 @@ class Selector:
         self.hits = hits or 0
 
     def __str__(self) -> str:
-        said = [f"tenant is {self.tenant!r}"] if self.tenant is not None else []
+        words = (("tenant", self.tenant), ("session", self.session), ("model", self.model))
+        said = [f"{name} is {word!r}" for name, word in words if word is not None]
         for name, members in (("tier", self.tiers), ("part", self.parts)):
             if members is not None:
                 names = sorted(member.name.lower().replace("_", "-") for member in members)
@@ -80,12 +90,16 @@ class Selector:
             said.append(f"the key is {self.prefix.hex()}")
         if self.hits:
             said.append(f"used {self.hits} times or more")
+        if self.age_s:
+            said.append(f"there for {self.age_s:g} s")
         return ", ".join(said) or "any page"
 
     def matches(self, page: PageView) -> bool:
-        """Say whether a page is meant, however often it was used."""
+        """Say whether a page is meant, however often it was used and however long it is there."""
         return (
             (self.tenant is None or fnmatch.fnmatchcase(page.tenant_tag, self.tenant))
+            and (self.session is None or fnmatch.fnmatchcase(page.session_tag, self.session))
+            and (self.model is None or fnmatch.fnmatchcase(page.model_root.hex(), self.model))
             and (self.tiers is None or page.tier in self.tiers)
             and (self.parts is None or page.part in self.parts)
             and (self.prefix is None or page.key == self.prefix)
@@ -93,16 +107,15 @@ class Selector:
 
     def covers(self, other: Selector) -> bool:
         """Say whether all that `other` means is certainly meant here too."""
-        same_tenant = self.tenant in (None, "*") or (
-            other.tenant is not None
-            and (self.tenant == other.tenant or _is_pattern_of(self.tenant, other.tenant))
-        )
         return (
-            same_tenant
+            _takes_all_of(self.tenant, other.tenant)
+            and _takes_all_of(self.session, other.session)
+            and _takes_all_of(self.model, other.model)
             and (self.tiers is None or (other.tiers is not None and other.tiers <= self.tiers))
             and (self.parts is None or (other.parts is not None and other.parts <= self.parts))
             and (self.prefix is None or self.prefix == other.prefix)
             and self.hits <= other.hits
+            and self.age_s <= other.age_s
         )
 
 
@@ -139,9 +152,27 @@ class Quota:
     max: Bytes
 
 
-Action = Pin | Ttl | Quota
+@dataclass(frozen=True, slots=True)
+class KeepSession:
+    """A conversation's pages are kept for its next turn: they leave after all others.
 
-ACTIONS: Mapping[str, type[Action]] = {"pin": Pin, "ttl": Ttl, "quota": Quota}
+    Args:
+        keep: How long, since a page of the conversation was last used or came here.
+        max: Bytes in one tier that are kept so; the conversation unused for longest gives its place.
+    """
+
+    keep: Seconds = 600.0
+    max: Bytes | None = None
+
+
+Action = Pin | Ttl | Quota | KeepSession
+
+ACTIONS: Mapping[str, type[Action]] = {
+    "pin": Pin,
+    "ttl": Ttl,
+    "quota": Quota,
+    "keep-session": KeepSession,
+}
 """What a rule can say, by name."""
 
 
@@ -195,6 +226,10 @@ def _every(names: Iterable[str] | None, members: Mapping[str, _T]) -> frozenset[
     return None if names is None else frozenset(members[name] for name in names)
 
 
-def _is_pattern_of(pattern: str, text: str) -> bool:
-    """Say whether `pattern` matches all that the plain `text`, no pattern itself, matches."""
-    return not set("*?[") & set(text) and fnmatch.fnmatchcase(text, pattern)
+def _takes_all_of(pattern: str | None, other: str | None) -> bool:
+    """Say whether `pattern` certainly matches all that `other` matches; None matches anything."""
+    if pattern in (None, "*"):
+        return True
+    if other is None or pattern == other:
+        return pattern == other
+    return not set("*?[") & set(other) and fnmatch.fnmatchcase(other, pattern or "")

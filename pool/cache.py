@@ -230,6 +230,12 @@ class TieredCache:
                 self.counters.pending += 1
         return best
 
+    def used_above(self, page: PageId) -> None:
+        """Learn that a page was used above all these tiers, and has left there now."""
+        with self._lock:
+            for shelf in self._shelves:
+                shelf.level.manager.used_above(page.key, page.part, self._clock())
+
     def expect(self, pages: Sequence[PageId]) -> None:
         """Let lower tiers prepare for loads of pages that will come soon, in that order."""
         first, *lower = self._tiers

@@ -421,7 +421,8 @@ def _is_sound(header: PageHeader, payload: memoryview) -> bool:
         and header.index >= 0
         and header.codec == "none"
         and header.version == FORMAT_VERSION
-        and max(len(header.dtype), len(header.layout_id), len(header.tenant_tag)) <= _MAX_NAME_CHARS
+        and max(map(len, (header.dtype, header.layout_id, header.tenant_tag, header.session_tag)))
+        <= _MAX_NAME_CHARS
     )
 
 

@@ -159,4 +159,6 @@ def view_of(header: PageHeader, tier: Tier) -> PageView:
         tier=tier.kind,
         bytes=header.raw_bytes,
         tenant_tag=header.tenant_tag,
+        session_tag=header.session_tag,
+        model_root=header.model_root,
     )

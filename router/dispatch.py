@@ -23,7 +23,7 @@ from pie.router.generation import Ending, Generation, Tried
 from pie.router.link import WorkerLink
 from pie.router.metrics import RouterMetrics
 from pie.router.settings import RouterSettings
-from pie.router.tenant import tenant_tag
+from pie.router.tenant import session_tag, tenant_tag
 from pie.router.workers import WorkerSet
 from pie.wire import WireError, WireTimeout
 from pie.wire.messages import Generate, RefusalCode
@@ -162,6 +162,9 @@ class Dispatcher:
             fork_of=chosen.fork_of,
             forks=generation.followers if generation.attempts == 1 else 0,
             tenant_tag=tenant_tag(link.record.model_root, prefix.salt, self._secret),
+            session_tag=session_tag(
+                link.record.model_root, prefix.salt, order.session, self._secret
+            ),
             deadline_s=remaining_s,
             priority=order.priority,
         )

@@ -16,7 +16,7 @@ import msgspec
 
 from pie.index.contract import IndexReader
 from pie.page.events import PlaceKind
-from pie.page.key import PageKey
+from pie.page.key import PageKey, RootKey
 from pie.policies.routing import WorkerView
 from pie.router.api.explained import (
     Attempt,
@@ -31,7 +31,7 @@ from pie.router.generation import Ending, Generation, Tried
 from pie.router.misses import Promise, misses
 from pie.router.prefix import Prefix
 from pie.router.rates import loaded_tokens
-from pie.router.tenant import TenantLedger, tenant_tag
+from pie.router.tenant import TenantLedger, session_tag, tenant_tag
 from pie.wire.messages import Started
 
 _MOST_CANDIDATES = 64
@@ -121,6 +121,7 @@ class Explainer:
             path=path,
             model=first.order.model.name,
             tenant_tag=self._tag(first),
+            session_tag=self._session_tag(first),
             status=status,
             duration_ms=_ms(now_s - first.order.arrived_s),
             sequences=[self._sequence(generation) for generation in told],
@@ -218,9 +219,19 @@ class Explainer:
         )
 
     def _tag(self, generation: Generation) -> str:
-        history, salt = generation.history, generation.order.prefix.salt
-        root = history[0].chosen.link.record.model_root if history else None
+        root, salt = _root(generation), generation.order.prefix.salt
         return "" if root is None else tenant_tag(root, salt, self._secret)
+
+    def _session_tag(self, generation: Generation) -> str:
+        root, order = _root(generation), generation.order
+        if root is None:
+            return ""
+        return session_tag(root, order.prefix.salt, order.session, self._secret)
+
+
+def _root(generation: Generation) -> RootKey | None:
+    history = generation.history
+    return history[0].chosen.link.record.model_root if history else None
 
 
 def _ending(generation: Generation, tried: Tried) -> str:

@@ -1,6 +1,6 @@
-"""What tells the pages of tenants apart without telling their salts.
+"""What tells the pages of tenants and of conversations apart without telling whose they are.
 
-Covers the tag that pages and the index carry, and which tenant has been seen with which tokens. Does not cover the keys that keep tenants' pages
+Covers the tags that pages carry, and which tenant has been seen with which tokens. Does not cover the keys that keep tenants' pages
 apart (`pie.page.key`).
 """
 
@@ -13,6 +13,7 @@ from blake3 import blake3
 from pie.page.key import PageKey, RootKey, tenant_root
 
 _PURPOSE = b"pie/tenant"
+_SESSION = b"pie/session"
 _TAG_BYTES = 8
 
 
@@ -28,6 +29,21 @@ def tenant_tag(model: RootKey, salt: str | None, secret: bytes | None = None) ->
     if salt is None:
         return ""
     named = _PURPOSE + tenant_root(model, salt=salt)
+    hashed = blake3(named) if secret is None else blake3(named, key=secret)
+    return hashed.hexdigest(_TAG_BYTES)
+
+
+def session_tag(
+    model: RootKey, salt: str | None, session: str | None, secret: bytes | None = None
+) -> str:
+    """Return the tag of a conversation's pages; empty where it has no name.
+
+    Tenants' conversations of one name have tags of their own. What a client calls a conversation may
+    name a person, so only routers know it. See `tenant_tag` for `secret`.
+    """
+    if session is None:
+        return ""
+    named = _SESSION + tenant_root(model, salt=salt) + session.encode(errors="surrogatepass")
     hashed = blake3(named) if secret is None else blake3(named, key=secret)
     return hashed.hexdigest(_TAG_BYTES)
 

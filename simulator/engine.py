@@ -73,6 +73,7 @@ class Job:
     answer: int
     """The token that its answer is made of."""
     tenant_tag: str = ""
+    session_tag: str = ""
     made: int = 0
     """Tokens of the answer so far."""
 
@@ -166,6 +167,7 @@ class MockEngine:
             job.tokens,
             page_tokens=self.spec.page_tokens,
             tenant_tag=job.tenant_tag,
+            session_tag=job.session_tag,
         )
         sequence = Sequence(self._submitted, working_set, self._clock.now_s())
         if not self._scheduler.submit(sequence):

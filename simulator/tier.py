@@ -124,6 +124,7 @@ class MockTier:
                 tier=self.kind,
                 bytes=self._page_bytes,
                 tenant_tag=page.tenant_tag,
+                session_tag=page.session_tag,
             ),
             now_s,
         )

@@ -111,7 +111,14 @@ class SimulatedWorker:
     ) -> None:
         """Send a request here; its sink is told what comes of it."""
         self.books.sent(request_id, running)
-        job = Job(request_id, root, tokens, request.output_tokens, request.answer)
+        job = Job(
+            request_id,
+            root,
+            tokens,
+            request.output_tokens,
+            request.answer,
+            session_tag=request.session or "",
+        )
         if not self.engine.submit(job):
             self.books.ended(request_id)
             running.sink.on_refused(

@@ -148,6 +148,8 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
     """Whether the answer's text has the stop string that ends it."""
     salt: str | None = None
     tenant_tag: str = ""
+    session_tag: str = ""
+    """Stands for the conversation that the request belongs to; empty where it names none."""
     fork_of: str | None = None
     """Request id of one of this router's with the same prompt: this one is forked off it when its
     prompt is computed. Where it is not there, has a token already or has other tokens, this one

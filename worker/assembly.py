@@ -110,6 +110,7 @@ def make_engine(
         page_bytes=arena.page_bytes,
         part=model.layout.parts[0],
         retention=RetentionManager(new_retention(), name="device"),
+        model_root=model.model_root,
     )
     states = None
     if model.states:
@@ -118,6 +119,7 @@ def make_engine(
             state_bytes=model.layout.state_bytes,
             stride_pages=-(-settings.state_stride_tokens // settings.page_tokens),
             retention=RetentionManager(new_retention(), name="device states"),
+            model_root=model.model_root,
         )
     vocabulary = Vocabulary(
         tokenizer=assembly.tokenizer,

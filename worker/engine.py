@@ -311,6 +311,7 @@ class Engine:
             command.tokens,
             page_tokens=self._page_tokens,
             tenant_tag=request.tenant_tag,
+            session_tag=request.session_tag,
             states=self._states,
         )
         sequence = Sequence(self._submitted, working_set, self._clock(), request.priority)

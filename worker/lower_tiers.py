@@ -213,6 +213,8 @@ class LowerTiers:
         for slot, page in victims:
             where = self.tier_of(page.key, parts)
             if where is not None and where is not LoadTier.POOL:
+                for part in parts:
+                    self._cache.used_above(PageId(page.key, part))
                 continue
             if self._has_room_now(parts) and self._copy_now(slot, page, parts):
                 self.copied_late += 1

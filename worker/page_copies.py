@@ -78,6 +78,7 @@ class PageCopies:
                 raw_bytes=payload.nbytes,
                 checksum=self._checksum.digest(payload),
                 tenant_tag=page.tenant_tag,
+                session_tag=page.session_tag,
             )
             copied.append((header, payload))
         return copied

@@ -25,9 +25,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pie.page.events import Part, Tier
-from pie.page.key import PageKey
+from pie.page.key import PageKey, RootKey
 from pie.policies.manager import RetentionManager
-from pie.policies.retention import PageView
+from pie.policies.retention import NO_ROOT, PageView
 from pie.worker.batch import PageSlot
 from pie.worker.free_pages import FreePages
 
@@ -54,6 +54,7 @@ class FrozenPage:
     parent: bytes
     index: int
     tenant_tag: str = ""
+    session_tag: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,7 @@ class PageTable:
             stay or leave together in device memory.
         retention: Chooses victims among idle pages.
         below: What is below device memory.
+        model_root: Of the model whose pages they are, for policies.
     """
 
     total: int
@@ -130,6 +132,7 @@ class PageTable:
     part: Part
     retention: RetentionManager
     below: Below | None = None
+    model_root: RootKey = NO_ROOT
     _pages: list[_Page] = field(init=False)
     _free: FreePages = field(init=False)
     _by_key: dict[PageKey, PageSlot] = field(init=False, default_factory=dict)
@@ -239,6 +242,8 @@ class PageTable:
                 tier=Tier.DEVICE,
                 bytes=self.page_bytes,
                 tenant_tag=frozen.tenant_tag,
+                session_tag=frozen.session_tag,
+                model_root=self.model_root,
             ),
             now_s,
         )

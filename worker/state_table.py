@@ -14,8 +14,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pie.page.events import Part
-from pie.page.key import PageKey
+from pie.page.key import PageKey, RootKey
 from pie.policies.manager import RetentionManager
+from pie.policies.retention import NO_ROOT
 from pie.worker.batch import StateSlot
 from pie.worker.page_table import Change, FrozenPage, PageTable
 
@@ -43,13 +44,20 @@ class StateTable:
         state_bytes: Size of one.
         stride_pages: A snapshot is due at every so many pages of a sequence.
         retention: Chooses victims among idle snapshots.
+        model_root: Of the model whose snapshots they are, for policies.
     """
 
     def __init__(
-        self, total: int, *, state_bytes: int, stride_pages: int, retention: RetentionManager
+        self,
+        total: int,
+        *,
+        state_bytes: int,
+        stride_pages: int,
+        retention: RetentionManager,
+        model_root: RootKey = NO_ROOT,
     ) -> None:
         assert stride_pages > 0
-        self.slots = PageTable(total, state_bytes, Part.STATE, retention)
+        self.slots = PageTable(total, state_bytes, Part.STATE, retention, model_root=model_root)
         """The slots, as a page table keeps pages."""
         self._stride_pages = stride_pages
         self.taken = 0

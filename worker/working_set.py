@@ -48,6 +48,7 @@ class WorkingSet:
         *,
         page_tokens: int,
         tenant_tag: str = "",
+        session_tag: str = "",
         states: StateTable | None = None,
     ) -> None:
         self.tokens = array("I", tokens)
@@ -68,6 +69,7 @@ class WorkingSet:
         self._root = root
         self._page_tokens = page_tokens
         self._tenant_tag = tenant_tag
+        self._session_tag = session_tag
         self._extend_keys()
 
     @property
@@ -306,6 +308,7 @@ class WorkingSet:
             (),
             page_tokens=self._page_tokens,
             tenant_tag=self._tenant_tag,
+            session_tag=self._session_tag,
             states=self._states,
         )
         twin.tokens, twin.keys = self.tokens[:], self.keys[:]
@@ -358,7 +361,9 @@ class WorkingSet:
     def page(self, index: int) -> FrozenPage:
         """Return what names the page at `index`."""
         parent = self.keys[index - 1] if index else self._root
-        return FrozenPage(self.keys[index], bytes(parent), index, self._tenant_tag)
+        return FrozenPage(
+            self.keys[index], bytes(parent), index, self._tenant_tag, self._session_tag
+        )
 
     def _freeze(self, end: int, now_s: float) -> list[int]:
         new: list[int] = []

@@ -99,6 +99,8 @@ class Explained(msgspec.Struct, frozen=True):
     model: str
     tenant_tag: str
     """Empty without a salt; never the salt itself."""
+    session_tag: str
+    """Empty where the request names no conversation; never the name itself."""
     status: int
     duration_ms: float
     sequences: list[ExplainedSequence]

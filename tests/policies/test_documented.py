@@ -28,7 +28,7 @@ def test_the_built_ins_are_named_with_their_options(tmp_path: Path) -> None:
 
 def test_a_routing_policy_of_many_options_is_taken(tmp_path: Path) -> None:
     file = tmp_path / "policies.yaml"
-    file.write_text(blocks("yaml")[2])
+    file.write_text(blocks("yaml")[3])
     assert load_policy_file(file).routing.name == "weighted"
 
 
@@ -40,10 +40,19 @@ def test_rules_come_before_the_policy(tmp_path: Path) -> None:
     assert [rule.action_name for rule in policies.rules] == ["quota", "pin", "ttl"]
 
 
+def test_conversations_are_kept_by_rules_as_they_stand_there(tmp_path: Path) -> None:
+    file = tmp_path / "policies.yaml"
+    file.write_text(blocks("yaml")[2])
+    assert [str(rule.action) for rule in load_policy_file(file).rules] == [
+        "KeepSession(keep=120.0, max=4294967296)",
+        "KeepSession(keep=3600.0, max=68719476736)",
+    ]
+
+
 def test_a_policy_of_ones_own_chooses_the_victims(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(blocks("python")[0])
     file = tmp_path / "policies.yaml"
-    file.write_text(blocks("yaml")[3].replace("64", "1"))
+    file.write_text(blocks("yaml")[4].replace("64", "1"))
     manager = RetentionManager(load_policy_file(file).new_retention(), name="test")
     for number in range(4):
         key = PageKey(bytes([number]) * 32)

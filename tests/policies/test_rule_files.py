@@ -79,11 +79,11 @@ def test_everything_wrong_with_rules_is_told_at_once() -> None:
         "5:15: worker.rules[1].match.hits: input should be greater than or equal to 1, not -1",
         (
             "5:25: worker.rules[1].match.teir: no such option, did you mean 'tier'?; "
-            "allowed are `tenant`, `tier`, `part`, `prefix`, `hits`"
+            "allowed are `tenant`, `tier`, `part`, `prefix`, `hits`, `session`, `model`, `age`"
         ),
         (
             "6:15: worker.rules[1].action: there is no action 'tll', did you mean 'ttl'?; "
-            "allowed are `pin`, `ttl`, `quota`"
+            "allowed are `pin`, `ttl`, `quota`, `keep-session`"
         ),
         (
             "8:7: worker.rules[2].after: must be a time such as `30s`, `10m`, `2h` or `1d`, "

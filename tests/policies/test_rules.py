@@ -7,20 +7,27 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from pie.page.events import Part, Tier
-from pie.page.key import PageKey
+from pie.page.key import PageKey, RootKey
 from pie.policies.adaptive import AdaptiveRetention
 from pie.policies.lru import LruRetention
 from pie.policies.manager import RetentionManager
-from pie.policies.retention import PageView, RetentionPolicy
-from pie.policies.rules import Action, Pin, Quota, Rule, Ruled, Selector, Ttl
+from pie.policies.retention import NO_ROOT, PageView, RetentionPolicy
+from pie.policies.rules import Action, KeepSession, Pin, Quota, Rule, Ruled, Selector, Ttl
 from tests.policies.pages import key, number
 
 
 def page(
-    at: int, parent: int | None = None, *, tenant: str = "", tier: Tier = Tier.HOST, size: int = 1
+    at: int,
+    parent: int | None = None,
+    *,
+    tenant: str = "",
+    session: str = "",
+    tier: Tier = Tier.HOST,
+    size: int = 1,
+    model: RootKey = NO_ROOT,
 ) -> PageView:
     before = key(parent) if parent is not None else b"root"
-    return PageView(key(at), before, 0, Part.FULL, tier, size, tenant)
+    return PageView(key(at), before, 0, Part.FULL, tier, size, tenant, session, model)
 
 
 def ruled(
@@ -122,6 +129,80 @@ def test_rules_are_for_tiers_and_parts() -> None:
     assert not selector.matches(PageView(key(1), b"", 0, Part.STATE, Tier.DISK, 1))
 
 
+def test_a_tenants_pages_count_for_its_quota_also_from_their_second_rule_on() -> None:
+    manager = ruled((Selector(hits=1), Quota(max=1)))
+    for at, tenant in enumerate("abb"):
+        manager.stored(page(at, tenant=tenant), 0.0)
+        manager.hit(key(at), Part.FULL, 0.0)
+    assert leaving(manager)[0] == 1
+
+
+def test_pages_come_under_a_rule_once_they_are_old_enough() -> None:
+    manager = ruled((Selector(age=10.0), Pin()))
+    manager.stored(page(1), 0.0)
+    manager.stored(page(2), 5.0)
+    assert leaving(manager, 9.0) == [1, 2]
+    assert leaving(manager, 10.0) == [2, 1]
+    assert leaving(manager, 15.0) == [1, 2]
+
+
+def test_rules_are_for_models_and_conversations() -> None:
+    mine = page(1, session="5e55", model=RootKey(b"\x8f" * 32))
+    assert Selector(model="8f8f*", session="?*").matches(mine)
+    assert not Selector(model="8e*").matches(mine)
+    assert not Selector(session="?*").matches(page(1))
+    assert Selector(session="").matches(page(1))
+
+
+def test_a_conversation_is_kept_for_its_next_turn_and_no_longer() -> None:
+    manager = ruled((Selector(), KeepSession(keep=10.0)))
+    manager.stored(page(1, session="s"), 0.0)
+    manager.stored(page(2, 1, session="s"), 0.0)
+    manager.stored(page(3), 1.0)
+    assert leaving(manager, 9.0) == [3, 2, 1]
+    assert leaving(manager, 10.0) == [2, 1, 3]
+
+
+def test_a_use_of_one_page_keeps_its_conversation() -> None:
+    manager = ruled((Selector(), KeepSession(keep=10.0)))
+    manager.stored(page(1, session="s"), 0.0)
+    manager.stored(page(2, 1, session="s"), 0.0)
+    manager.stored(page(3), 0.0)
+    manager.hit(key(1), Part.FULL, 8.0)
+    assert leaving(manager, 17.0) == [3, 2, 1]
+    manager.used_above(key(2), Part.FULL, 17.5)
+    assert leaving(manager, 27.0) == [3, 2, 1]
+    assert leaving(manager, 27.5) == [2, 3, 1]
+    manager.hit(key(1), Part.FULL, 30.0)
+    assert leaving(manager, 30.0) == [2, 3, 1], "what was let go is kept when it is used again"
+
+
+def test_the_conversation_unused_for_longest_gives_its_place() -> None:
+    manager = ruled((Selector(), KeepSession(keep=10.0, max=4)))
+    for at, session in enumerate(["a", "a", "b", "b"]):
+        manager.stored(page(at, session=session), 0.0)
+    manager.stored(page(9), 0.0)
+    manager.hit(key(0), Part.FULL, 1.0)
+    manager.stored(page(5, session="c"), 2.0)
+    assert leaving(manager, 2.0) == [2, 3, 9, 1, 0, 5]
+
+
+def test_conversations_of_two_tenants_with_one_name_are_two() -> None:
+    manager = ruled((Selector(), KeepSession(keep=10.0)))
+    manager.stored(page(1, session="s", tenant="a"), 0.0)
+    manager.stored(page(2, session="s", tenant="b"), 0.0)
+    manager.hit(key(1), Part.FULL, 5.0)
+    assert leaving(manager, 12.0) == [2, 1]
+
+
+def test_a_large_conversation_is_kept_as_far_as_the_rule_allows() -> None:
+    manager = ruled((Selector(), KeepSession(keep=10.0, max=2)))
+    for at in range(4):
+        manager.stored(page(at, session="s"), 0.0)
+    manager.stored(page(9), 0.0)
+    assert leaving(manager, 1.0) == [2, 3, 9, 0, 1]
+
+
 class Backwards:
     """A user's policy: the page stored last leaves first."""
 
@@ -162,6 +243,11 @@ def test_rules_come_before_a_users_policy() -> None:
         (Selector(hits=3), Selector(), False),
         (Selector(hits=3), Selector(hits=4), True),
         (Selector(part=["state"]), Selector(tier=["disk"]), False),
+        (Selector(session="?*"), Selector(session="ab"), True),
+        (Selector(session="?*"), Selector(), False),
+        (Selector(age=5.0), Selector(age=4.0), False),
+        (Selector(age=5.0), Selector(age=5.0, hits=1), True),
+        (Selector(model="a"), Selector(model="b"), False),
     ],
 )
 def test_a_rule_that_leaves_nothing_to_another_is_known(
@@ -185,18 +271,28 @@ class RulesAgainstAModel(RuleBasedStateMachine):
             (Selector(tenant="a"), Ttl(after=5.0)),
             (Selector(tenant="b"), Quota(max=4)),
             (Selector(tenant="c"), Pin()),
+            (Selector(tenant="d", age=6.0), Ttl(after=2.0)),
+            (Selector(session="?*", hits=1), KeepSession(keep=5.0, max=3)),
+            (Selector(session="?*"), KeepSession(keep=9.0, max=6)),
             policy=AdaptiveRetention() if is_adaptive else LruRetention(),
         )
 
-    @rule(at=st.integers(0, 20), parent=st.none() | st.integers(0, 20), who=st.sampled_from("abcd"))
+    @rule(
+        at=st.integers(0, 20), parent=st.none() | st.integers(0, 20), who=st.sampled_from("abcdef")
+    )
     def store(self, at: int, parent: int | None, who: str) -> None:
         parent = parent if parent is not None and parent < at else None
         self.parents.setdefault(at, parent)
-        self.manager.stored(page(at, parent, tenant=who), self.now_s)
+        session = who if who in "def" else ""
+        self.manager.stored(page(at, parent, tenant=who, session=session), self.now_s)
 
     @rule(at=st.integers(0, 20))
     def hit(self, at: int) -> None:
         self.manager.hit(key(at), Part.FULL, self.now_s)
+
+    @rule(at=st.integers(0, 20))
+    def use_above(self, at: int) -> None:
+        self.manager.used_above(key(at), Part.FULL, self.now_s)
 
     @rule(at=st.integers(0, 20))
     def remove(self, at: int) -> None:

@@ -1,0 +1,79 @@
+"""Policies at work on a live cluster, seen through the API alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from openai import OpenAI
+
+from tests.support.serving import Serving
+
+pytestmark = [pytest.mark.live, pytest.mark.xdist_group("command"), pytest.mark.timeout(400)]
+
+PAGE_TOKENS = 16
+SESSION = "adas-conversation"
+POLICIES = """
+worker:
+  rules:
+    - match: {session: "?*"}
+      action: keep-session
+      keep: 10m
+      max: 16MiB
+"""
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """One worker with room for 91 pages and nothing below."""
+    folder = tmp_path_factory.mktemp("policies")
+    (folder / "policies.yaml").write_text(POLICIES)
+    small = {
+        "PIE_CLUSTER__WORKERS": "1",
+        "PIE_POOL__NODES": "0",
+        "PIE_MODEL__DEVICE_KV_BUDGET": "32MiB",
+        "PIE_MODEL__HOST_KV_BUDGET": "0",
+        "PIE_POLICIES__FILE": "policies.yaml",
+    }
+    serving = Serving(folder, small)
+    try:
+        serving.wait_until_said("Ctrl-C stops it")
+        serving.wait_until_ready()
+        yield serving
+    finally:
+        serving.stop()
+
+
+@pytest.fixture
+def client(serving: Serving) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{serving.url}/v1", api_key="none", max_retries=0, timeout=60) as one:
+        yield one
+
+
+def found(client: OpenAI, text: str, **fields: object) -> tuple[int, int]:
+    """Ask, and return how many of the prompt's tokens were not computed, and how many it has."""
+    answer = client.completions.create(
+        model="smollm2", prompt=text, max_tokens=1, extra_body=fields
+    )
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens_details is not None
+    return answer.usage.prompt_tokens_details.cached_tokens or 0, answer.usage.prompt_tokens
+
+
+def press(client: OpenAI, name: str) -> None:
+    """Compute twice as many pages of others as there is room for."""
+    for number in range(8):
+        found(client, f"{name} {number}: " + "the tide comes in and goes out again. " * 36)
+
+
+def test_a_kept_conversation_is_warm_after_others_have_filled_the_memory(
+    serving: Serving, client: OpenAI
+) -> None:
+    kept, other = ("In the harbour of " + place + " boats lie. " * 50 for place in ("A", "B"))
+    found(client, kept, session_id=SESSION, cache_salt="me")
+    found(client, other)
+    press(client, "first")
+    cached, tokens = found(client, kept, session_id=SESSION, cache_salt="me")
+    assert cached >= tokens - 2 * PAGE_TOKENS
+    assert found(client, other)[0] == 0
+    assert SESSION not in serving.text + serving.logs()
