@@ -25,6 +25,8 @@ from pie.policies.document import MAX_BYTES, Entry, Value, parse_document
 from pie.policies.errors import PolicyFileError, Problem
 from pie.policies.options import check_options
 from pie.policies.policy_set import PolicySet, PolicySpec
+from pie.policies.prefix_loader import PREFIXES, read_prefixes
+from pie.policies.prefixes import NamedPrefix, Prefixes
 from pie.policies.registry import DEFAULT, PolicyKind, UnknownPolicyError, did_you_mean, resolve
 from pie.policies.rule_loader import read_rules
 from pie.policies.rules import Rule
@@ -68,16 +70,23 @@ def load_policies(text: str | bytes, *, name: str, folder: Path | None = None) -
     problems: list[Problem] = []
     specs: dict[PolicyKind, PolicySpec] = {}
     rules: tuple[Rule, ...] = ()
+    prefixes: Mapping[str, NamedPrefix] = {}
     root = parse_document(text, problems)
-    for half in _mapping(root, "", "two halves, `worker` and `cluster`", problems):
+    halves = _mapping(root, "", "two halves, `worker` and `cluster`", problems)
+    for entry in halves:
+        if entry.key == PREFIXES:
+            prefixes = read_prefixes(entry.value, problems)
+    for half in halves:
+        if half.key == PREFIXES:
+            continue
         kinds = _HALVES.get(half.key)
         if kinds is None:
-            problems.append(_unknown_key(half, "", list(_HALVES)))
+            problems.append(_unknown_key(half, "", [*_HALVES, PREFIXES]))
             continue
         what = "kinds of policy, such as " + " and ".join(f"`{kind}`" for kind in kinds)
         for entry in _mapping(half.value, half.key, what, problems):
             if (half.key, entry.key) == ("worker", _RULES):
-                rules = read_rules(entry.value, f"{half.key}.{_RULES}", problems)
+                rules = read_rules(entry.value, f"{half.key}.{_RULES}", problems, prefixes)
                 continue
             if entry.key not in kinds:
                 elsewhere = [h for h, names in _HALVES.items() if entry.key in names]
@@ -92,7 +101,7 @@ def load_policies(text: str | bytes, *, name: str, folder: Path | None = None) -
     if problems:
         raise PolicyFileError(name, sorted(problems, key=lambda p: (p.line, p.column)))
     chosen = {str(kind): spec for kind, spec in specs.items()}
-    return PolicySet(**chosen, rules=rules)
+    return PolicySet(**chosen, rules=rules, prefixes=Prefixes(prefixes))
 
 
 def _spec(

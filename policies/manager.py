@@ -27,11 +27,12 @@ from pie.page.key import PageKey
 from pie.policies.aside import AsidePolicy
 from pie.policies.containing import is_own
 from pie.policies.lru import LruRetention
-from pie.policies.page_rows import PageRows, Row
+from pie.policies.page_rows import NO_ROW, PageRows, Row
+from pie.policies.prefixes import NO_PREFIXES
 from pie.policies.queued import Band, QueuedRetention
 from pie.policies.retention import PageView, RetentionPolicy
 from pie.policies.rule_book import RuleBook
-from pie.policies.rules import Rule, Ruled
+from pie.policies.rules import PersistPrefix, Rule, Ruled
 from pie.policies.victims import HeldPage, ManagerCounts, VictimChoice
 
 log = logging.getLogger("pie.policies.manager")
@@ -54,8 +55,9 @@ class RetentionManager:
     def __init__(self, policy: RetentionPolicy | None = None, *, name: str = "tier") -> None:
         self._rows = PageRows()
         rules: Sequence[Rule] = ()
+        prefixes = NO_PREFIXES
         if isinstance(policy, Ruled):
-            rules, policy = policy.rules, policy.policy
+            rules, prefixes, policy = policy.rules, policy.prefixes, policy.policy
         self._users: RetentionPolicy | None = None
         if isinstance(policy, QueuedRetention) and _is_builtin(policy):
             self._builtin: QueuedRetention = policy
@@ -63,7 +65,9 @@ class RetentionManager:
             self._users = policy
             self._builtin = LruRetention()
         self._builtin.share(self._rows)
-        self._book = RuleBook(rules, self._rows, self._builtin) if rules else None
+        self._book = RuleBook(rules, self._rows, self._builtin, prefixes) if rules else None
+        self.has_persistent = any(isinstance(rule.action, PersistPrefix) for rule in rules)
+        """Whether there may be pages that are to outlive a restart."""
         self._name = name
         self._used_bytes = 0
         self._pinned_bytes = 0
@@ -158,6 +162,23 @@ class RetentionManager:
                 if not is_own(error):
                     raise
                 self._failed("removed", error)
+
+    def is_persistent(self, key: PageKey, part: Part) -> bool:
+        """Say whether rules want a held page to outlive a restart."""
+        row = self._rows.find(key, part)
+        return row >= 0 and self._book is not None and self._book.is_persistent(row)
+
+    def persistent(self) -> list[HeldPage]:
+        """Return the pages that are to outlive a restart, with those before them, in order of place."""
+        rows, book = self._rows, self._book
+        wanted: set[Row] = set()
+        for row in rows if book is not None else ():
+            before = row if book is not None and book.is_persistent(row) else NO_ROW
+            while before >= 0 and before not in wanted:
+                wanted.add(before)
+                before = rows.parent(before)
+        in_order = sorted(wanted, key=lambda row: rows.indexes[row])
+        return [(rows.keys[row], rows.part(row)) for row in in_order]
 
     def pin(self, key: PageKey, part: Part) -> bool:
         """Keep a page where it is until `unpin`; pins count. Says whether it is held at all."""

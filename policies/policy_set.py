@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from pie.policies.aside import AsidePolicy
+from pie.policies.prefixes import Prefixes
 from pie.policies.registry import BUILTIN, DEFAULT, PolicyKind, resolve
 from pie.policies.retention import RetentionPolicy
 from pie.policies.routing import RoutingPolicy
@@ -44,18 +45,20 @@ class PolicySet:
     routing: PolicySpec = field(default_factory=lambda: default_spec(PolicyKind.ROUTING))
     rules: tuple[Rule, ...] = ()
     """What comes before the retention policy, the first rule that fits a page for it."""
+    prefixes: Prefixes = field(default_factory=lambda: Prefixes({}), compare=False)
+    """The prefixes that rules may name; a worker resolves them for its model."""
 
     def new_retention(self) -> RetentionPolicy:
         """Return a new retention policy; every tier of every place has its own."""
         policy = cast(RetentionPolicy, self.retention.build())
-        return Ruled(policy, self.rules) if self.rules else policy
+        return Ruled(policy, self.rules, self.prefixes) if self.rules else policy
 
     def new_retention_aside(self) -> RetentionPolicy:
         """Return a new retention policy that a step may ask: a user's runs on a thread of its own."""
         policy = cast(RetentionPolicy, self.retention.build())
         if self.retention.factory not in BUILTIN[PolicyKind.RETENTION].values():
             policy = AsidePolicy(policy)
-        return Ruled(policy, self.rules) if self.rules else policy
+        return Ruled(policy, self.rules, self.prefixes) if self.rules else policy
 
     def new_routing(self) -> RoutingPolicy:
         """Return a new routing policy; every router has its own."""

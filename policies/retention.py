@@ -32,6 +32,7 @@ class PageView:
     session_tag: str = ""
     """Stands for the conversation whose request computed it; empty where it named none."""
     model_root: RootKey = NO_ROOT
+    page_tokens: int = 0
 
 
 class RetentionPolicy(Protocol):

@@ -15,9 +15,10 @@ from itertools import islice
 
 from pie.policies.kept_sessions import KeptSessions
 from pie.policies.page_rows import PageRows, Row
+from pie.policies.prefixes import NO_PREFIXES, Prefixes
 from pie.policies.queued import Band, QueuedRetention
 from pie.policies.retention import PageView
-from pie.policies.rules import KeepSession, Pin, Quota, Rule, Ttl
+from pie.policies.rules import KeepSession, PersistPrefix, Pin, Quota, Rule, Ttl
 
 _NO_RULE = -1
 _MOST_TIMERS = 256
@@ -29,8 +30,15 @@ _MOST_LOOKED_AT = 1024
 class RuleBook:
     """The rules of one tier. Not thread-safe; not told of pages that are not held."""
 
-    def __init__(self, rules: Sequence[Rule], rows: PageRows, queues: QueuedRetention) -> None:
+    def __init__(
+        self,
+        rules: Sequence[Rule],
+        rows: PageRows,
+        queues: QueuedRetention,
+        prefixes: Prefixes = NO_PREFIXES,
+    ) -> None:
         self._rules = rules
+        self._prefixes = prefixes
         self._rows = rows
         self._queues = queues
         self.matched = [0] * len(rules)
@@ -68,7 +76,9 @@ class RuleBook:
         self._stored_s[row] = self._used_s[row] = now_s
         self._owners[row] = (page.tenant_tag, page.session_tag)
         rules = self._rules
-        matching = tuple(n for n, rule in enumerate(rules) if rule.selector.matches(page))
+        matching = tuple(
+            n for n, rule in enumerate(rules) if rule.selector.matches(page, self._prefixes)
+        )
         if any(rules[n].selector.hits or rules[n].selector.age_s for n in matching):
             self._candidates[row] = matching
             for age_s in {rules[n].selector.age_s for n in matching} - {0.0}:
@@ -100,6 +110,15 @@ class RuleBook:
         """Learn that a page has left."""
         self._take_from(row)
         self._candidates[row] = ()
+
+    def is_persistent(self, row: Row) -> bool:
+        """Say whether a page is one of those that are to outlive a restart."""
+        number = self._rule_of[row]
+        return (
+            number != _NO_RULE
+            and isinstance(self._rules[number].action, PersistPrefix)
+            and self._queues.band_of(row) is Band.LAST
+        )
 
     def settle(self, now_s: float) -> None:
         """See to it that what should leave first stands in front, some of it at a time."""
@@ -169,7 +188,7 @@ class RuleBook:
             return
         self.matched[number] += 1
         action, size = self._rules[number].action, self._rows.sizes[row]
-        if isinstance(action, Pin):
+        if isinstance(action, (Pin, PersistPrefix)):
             if action.max is None or self._pinned_bytes[number] + size <= action.max:
                 self._pinned_bytes[number] += size
                 self._queues.set_band(row, Band.LAST)
@@ -191,7 +210,7 @@ class RuleBook:
             return
         self.matched[number] -= 1
         action, size = self._rules[number].action, self._rows.sizes[row]
-        if isinstance(action, Pin) and self._queues.band_of(row) is Band.LAST:
+        if isinstance(action, (Pin, PersistPrefix)) and self._queues.band_of(row) is Band.LAST:
             self._pinned_bytes[number] -= size
         elif isinstance(action, KeepSession):
             self._sessions[number].left(row, self._owners[row])

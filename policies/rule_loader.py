@@ -12,7 +12,7 @@ Covers what a rule may say, and rules that can never match. Does not cover the r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from pie.policies.document import Entry, Value
 from pie.policies.errors import Problem
@@ -24,8 +24,10 @@ MAX_RULES = 100
 """A page is held against each of them once."""
 
 
-def read_rules(value: Value, path: str, problems: list[Problem]) -> tuple[Rule, ...]:
-    """Return the rules in a list; adds what is wrong with them to `problems`."""
+def read_rules(
+    value: Value, path: str, problems: list[Problem], prefixes: Collection[str]
+) -> tuple[Rule, ...]:
+    """Return the rules in a list, which may name `prefixes`; adds what is wrong to `problems`."""
     if value.items is None:
         if value.plain is not None:
             message = "must be a list of rules, each with `match` and `action`"
@@ -38,7 +40,7 @@ def read_rules(value: Value, path: str, problems: list[Problem]) -> tuple[Rule, 
     rules: list[Rule] = []
     lines: list[int] = []
     for number, item in enumerate(value.items):
-        rule = _rule(item, f"{path}[{number}]", problems)
+        rule = _rule(item, f"{path}[{number}]", problems, prefixes)
         if rule is None:
             continue
         covering = first_covering(rules, rule.selector)
@@ -52,14 +54,16 @@ def read_rules(value: Value, path: str, problems: list[Problem]) -> tuple[Rule, 
     return tuple(rules)
 
 
-def _rule(item: Value, path: str, problems: list[Problem]) -> Rule | None:
+def _rule(
+    item: Value, path: str, problems: list[Problem], prefixes: Collection[str]
+) -> Rule | None:
     if item.entries is None:
         message = "must be a rule: `match`, `action`, and the action's options"
         problems.append(Problem(item.line, item.column, path, message))
         return None
     before = len(problems)
     entries = {entry.key: entry for entry in item.entries}
-    selector = _selector(entries.pop("match", None), path, problems)
+    selector = _selector(entries.pop("match", None), path, problems, prefixes)
     named = entries.pop("action", None)
     allowed = ", ".join(f"`{name}`" for name in ACTIONS)
     if named is None:
@@ -80,7 +84,9 @@ def _rule(item: Value, path: str, problems: list[Problem]) -> Rule | None:
     return Rule(selector, name, ACTIONS[name](**values))  # type: ignore[arg-type]
 
 
-def _selector(match: Entry | None, path: str, problems: list[Problem]) -> Selector | None:
+def _selector(
+    match: Entry | None, path: str, problems: list[Problem], prefixes: Collection[str]
+) -> Selector | None:
     if match is None or match.value.plain is None:
         return Selector()
     value, path = match.value, f"{path}.match"
@@ -90,7 +96,20 @@ def _selector(match: Entry | None, path: str, problems: list[Problem]) -> Select
         return None
     values, wrong = _checked(Selector, value.entries)
     _tell(wrong, value.entries, value, path, problems)
-    return None if wrong else Selector(**values)  # type: ignore[arg-type]
+    if wrong:
+        return None
+    selector = Selector(**values)  # type: ignore[arg-type]
+    name = selector.prefix_name
+    if name is not None and name not in prefixes:
+        hint = did_you_mean(name, prefixes)
+        message = (
+            f"there is no prefix {name!r}{hint}; it is a name from `prefixes` or a page's key of 64 "
+            "hexadecimal digits"
+        )
+        at = next(entry.value for entry in value.entries if entry.key == "prefix")
+        problems.append(Problem(at.line, at.column, f"{path}.prefix", message))
+        return None
+    return selector
 
 
 def _checked(

@@ -7,6 +7,7 @@ Covers selectors and actions as the policy file has them. Does not cover reading
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Literal, TypeVar, get_args
@@ -15,10 +16,12 @@ from pydantic import BeforeValidator, WithJsonSchema
 
 from pie.page.events import Part, Tier
 from pie.page.key import PageKey
+from pie.policies.prefixes import NO_PREFIXES, Prefixes, parse_key
 from pie.policies.retention import PageView, RetentionPolicy
 from pie.policies.units import Bytes, Count, Seconds
 
-_KEY_BYTES = 32
+PREFIX_NAME = re.compile(r"[A-Za-z_][\w-]{0,62}")
+"""What a prefix may be called; no key in hexadecimal is so short."""
 _T = TypeVar("_T")
 
 TierName = Literal["device", "host", "disk", "pool-ram", "pool-disk", "pool-object"]
@@ -45,8 +48,8 @@ class Selector:
         tenant: The tag of a tenant's pages, or a pattern such as `8f*`; `""` is pages of no tenant.
         tier: One tier, or several.
         part: One part of pages, or several.
-        prefix: The key of a prefix's last page, in hexadecimal: that page, which no page before it
-            leaves ahead of.
+        prefix: A name from `prefixes`: all its pages. Or the key of a prefix's last page, in
+            hexadecimal: that page, which no page before it leaves ahead of.
         hits: Pages used at least so often.
         session: The tag of a conversation's pages, or a pattern; `"?*"` is pages of any conversation.
         model: The root of a model in hexadecimal, or a pattern.
@@ -71,12 +74,9 @@ class Selector:
         self.age_s = age or 0.0
         self.tiers = _every(tier, {name.lower().replace("_", "-"): t for name, t in _TIERS.items()})
         self.parts = _every(part, {name.lower(): p for name, p in Part.__members__.items()})
-        try:
-            self.prefix = None if prefix is None else PageKey(bytes.fromhex(prefix))
-        except ValueError:
-            raise ValueError("`prefix` must be a page's key in hexadecimal") from None
-        if self.prefix is not None and len(self.prefix) != _KEY_BYTES:
-            raise ValueError(f"`prefix` must be {2 * _KEY_BYTES} hexadecimal digits")
+        is_name = prefix is not None and PREFIX_NAME.fullmatch(prefix) is not None
+        self.prefix_name = prefix if is_name else None
+        self.prefix = None if prefix is None or is_name else parse_key("prefix", prefix)
         self.hits = hits or 0
 
     def __str__(self) -> str:
@@ -88,13 +88,15 @@ class Selector:
                 said.append(f"{name} is {' or '.join(names)}")
         if self.prefix is not None:
             said.append(f"the key is {self.prefix.hex()}")
+        if self.prefix_name is not None:
+            said.append(f"it begins with {self.prefix_name!r}")
         if self.hits:
             said.append(f"used {self.hits} times or more")
         if self.age_s:
             said.append(f"there for {self.age_s:g} s")
         return ", ".join(said) or "any page"
 
-    def matches(self, page: PageView) -> bool:
+    def matches(self, page: PageView, prefixes: Prefixes = NO_PREFIXES) -> bool:
         """Say whether a page is meant, however often it was used and however long it is there."""
         return (
             (self.tenant is None or fnmatch.fnmatchcase(page.tenant_tag, self.tenant))
@@ -103,6 +105,7 @@ class Selector:
             and (self.tiers is None or page.tier in self.tiers)
             and (self.parts is None or page.part in self.parts)
             and (self.prefix is None or page.key == self.prefix)
+            and (self.prefix_name is None or self.prefix_name in prefixes.names_of(page))
         )
 
     def covers(self, other: Selector) -> bool:
@@ -114,6 +117,7 @@ class Selector:
             and (self.tiers is None or (other.tiers is not None and other.tiers <= self.tiers))
             and (self.parts is None or (other.parts is not None and other.parts <= self.parts))
             and (self.prefix is None or self.prefix == other.prefix)
+            and self.prefix_name in (None, other.prefix_name)
             and self.hits <= other.hits
             and self.age_s <= other.age_s
         )
@@ -165,13 +169,25 @@ class KeepSession:
     max: Bytes | None = None
 
 
-Action = Pin | Ttl | Quota | KeepSession
+@dataclass(frozen=True, slots=True)
+class PersistPrefix:
+    """A prefix outlives restarts: its pages are written to disk at once, and leave after all others.
+
+    Args:
+        max: Bytes in one tier that are kept so; what comes later is kept as any page. All where None.
+    """
+
+    max: Bytes | None = None
+
+
+Action = Pin | Ttl | Quota | KeepSession | PersistPrefix
 
 ACTIONS: Mapping[str, type[Action]] = {
     "pin": Pin,
     "ttl": Ttl,
     "quota": Quota,
     "keep-session": KeepSession,
+    "persist-prefix": PersistPrefix,
 }
 """What a rule can say, by name."""
 
@@ -196,6 +212,7 @@ class Ruled:
 
     policy: RetentionPolicy
     rules: tuple[Rule, ...]
+    prefixes: Prefixes = NO_PREFIXES
 
     def stored(self, page: PageView, now_s: float) -> None:
         """Pass on to the policy."""

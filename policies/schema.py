@@ -10,8 +10,9 @@ import inspect
 from collections.abc import Mapping
 
 from pie.policies.options import options_schema
+from pie.policies.prefixes import NamedPrefix
 from pie.policies.registry import BUILTIN, PolicyKind
-from pie.policies.rules import ACTIONS, Selector
+from pie.policies.rules import ACTIONS, PREFIX_NAME, Selector
 
 _USERS = {
     "type": "object",
@@ -30,6 +31,16 @@ def policy_schema() -> dict[str, object]:
         "properties": {
             "worker": _half({"retention": _policy(PolicyKind.RETENTION), "rules": _rules()}),
             "cluster": _half({"routing": _policy(PolicyKind.ROUTING)}),
+            "prefixes": {
+                "type": ["object", "null"],
+                "propertyNames": {"pattern": f"^{PREFIX_NAME.pattern}$"},
+                "additionalProperties": {
+                    **options_schema(NamedPrefix),
+                    "minProperties": 1,
+                    "maxProperties": 1,
+                    "description": _first_line(NamedPrefix),
+                },
+            },
         },
     }
 

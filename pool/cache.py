@@ -41,8 +41,8 @@ class Moves(Protocol):
     def look(self) -> None:
         """Look whether the first tier is too full."""
 
-    def keep_soon(self, page: PageId) -> None:
-        """Copy a page that is new to the last tier, where that is wanted."""
+    def keep_soon(self, page: PageId, *, is_persistent: bool) -> None:
+        """Copy a page of the first tier to the last one, where that is wanted."""
 
 
 class Loan(NamedTuple):
@@ -199,7 +199,7 @@ class TieredCache:
             self._stack.record(0, page, header)
             if self._moves is not None:
                 self._moves.look()
-                self._moves.keep_soon(page)
+                self._moves.keep_soon(page, is_persistent=self._is_persistent(page))
         return good
 
     def prepare_load(self, page: PageId, *, is_use: bool = True) -> Loan | LookupStatus:
@@ -216,8 +216,11 @@ class TieredCache:
                         self.counters.hits += 1
                         shelf.level.manager.hit(page.key, page.part, self._clock())
                     is_counted = shelf.level.manager.pin(page.key, page.part)
-                if at and is_use and self._moves is not None:
-                    self._moves.promote_soon(page)
+                if is_use and self._moves is not None:
+                    if at:
+                        self._moves.promote_soon(page)
+                    elif self._is_persistent(page):
+                        self._moves.keep_soon(page, is_persistent=True)
                 return Loan(stored, at, is_counted)
             if stored is not LookupStatus.MISS:
                 best = stored
@@ -229,6 +232,13 @@ class TieredCache:
             else:
                 self.counters.pending += 1
         return best
+
+    def to_preload(self) -> list[PageId]:
+        """Return what rules want to outlive restarts and lower tiers alone hold, in order of place."""
+        with self._lock:
+            lower = [shelf.level.manager.persistent() for shelf in self._shelves[1:]]
+        wanted = {PageId(*page): None for pages in lower for page in pages}
+        return [page for page in wanted if self._tiers[0].lookup(page) is not _HIT]
 
     def used_above(self, page: PageId) -> None:
         """Learn that a page was used above all these tiers, and has left there now."""
@@ -341,6 +351,14 @@ class TieredCache:
         with self._lock:
             held = [shelf.held for shelf in self._shelves if shelf.level.tier.kind in kinds]
             return list({page: header for one in held for page, header in one.items()}.values())
+
+    def _is_persistent(self, page: PageId) -> bool:
+        """Say whether rules want a page of the first tier to outlive a restart."""
+        manager = self._shelves[0].level.manager
+        if not self.is_tiered or not manager.has_persistent:
+            return False
+        with self._lock:
+            return manager.is_persistent(page.key, page.part)
 
     def bytes_by_tier(self) -> dict[str, int]:
         """Return how many bytes each tier has taken, by the tier's name."""

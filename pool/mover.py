@@ -1,7 +1,7 @@
 """What moves pages between the tiers of a cache, beside those who use them.
 
 Covers one thread that copies pages up which were used below, moves victims down before the first
-tier is full, and copies new pages to the last tier where that is wanted. Does not cover which pages are victims (`pie.policies`) or how a page is copied
+tier is full, and copies pages to the last tier where that is wanted. Does not cover which pages are victims (`pie.policies`) or how a page is copied
 (`pie.pool.cache`).
 """
 
@@ -34,7 +34,8 @@ class Mover:
 
         Args:
             cache: Whose pages move.
-            keeps: Copy each new page to the last tier soon, where that takes it.
+            keeps: Copy each new page to the last tier soon, where that takes it, not only what rules
+                want to outlive a restart.
         """
         self.dropped = 0
         """Pages that were not copied up, or down, because too many waited."""
@@ -49,7 +50,9 @@ class Mover:
         self._thread = threading.Thread(target=self._run, name="pie-pool-mover", daemon=True)
 
     def start(self) -> None:
-        """Begin to move."""
+        """Begin to move, first of all what rules want to be near from the start."""
+        for page in self._cache.to_preload():
+            self.promote_soon(page)
         self._cache.move_with(self)
         self._thread.start()
 
@@ -70,9 +73,9 @@ class Mover:
             self._should_look = True
             self._wake.notify()
 
-    def keep_soon(self, page: PageId) -> None:
-        """Copy a page that is new to the last tier, where that is wanted."""
-        if not self._keeps:
+    def keep_soon(self, page: PageId, *, is_persistent: bool) -> None:
+        """Copy a page of the first tier to the last one, where that is wanted."""
+        if not (self._keeps or is_persistent):
             return
         with self._wake:
             if len(self._new) < _MOST_NEW:

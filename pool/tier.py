@@ -161,4 +161,5 @@ def view_of(header: PageHeader, tier: Tier) -> PageView:
         tenant_tag=header.tenant_tag,
         session_tag=header.session_tag,
         model_root=header.model_root,
+        page_tokens=header.page_tokens,
     )

@@ -487,10 +487,8 @@ class Engine:
             self._stores.put(page)
 
     def _store(self) -> None:
-        if self._offload is not None:
-            batch = self._stores.next_batch()
-            if batch:
-                self._offload.store(batch)
+        if self._offload is not None and (batch := self._stores.next_batch()):
+            self._offload.store(batch)
 
     def _prefill_tokens(self) -> int:
         least = max(self._page_tokens, self._limits.scheduler.step_tokens // _LEAST_PREFILL)

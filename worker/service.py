@@ -43,6 +43,7 @@ from pie.worker.grammar import Constraint, GrammarCompiler
 from pie.worker.holdings import Holdings
 from pie.worker.intake import Intake
 from pie.worker.lower_tiers import LowerTiers, open_tiers
+from pie.worker.named_prefixes import preload, resolve_prefixes
 from pie.worker.offload import Offload
 from pie.worker.outbox import Outbox
 from pie.worker.page_copies import PageCopies, PageNames
@@ -197,6 +198,9 @@ class WorkerService:
     async def _start(self, progress: Callable[[str], None]) -> None:
         loop = asyncio.get_running_loop()
         assembly = await asyncio.to_thread(assemble, self._settings, progress)
+        await asyncio.to_thread(
+            resolve_prefixes, self._policies.prefixes, assembly.model, assembly.tokenizer
+        )
         self._intake = Intake(assembly.model.vocab_size, assembly.context_tokens)
         self._grammars = GrammarCompiler(
             assembly.tokenizer,
@@ -260,6 +264,10 @@ class WorkerService:
             self._exits.push_async_callback(offload.close)
             kept = suspended_budget(self._settings.host_kv_budget, assembly.model.layout)
             self._engine.attach(offload, SuspendedPages(assembly.arena, copies.names, kept))
+        if pool is not None and tiers is not None and len(self._policies.prefixes):
+            prefixes, limit_s = self._policies.prefixes, self._settings.transfer_timeout_s
+            task = loop.create_task(preload(prefixes, tiers, pool, copies.names, limit_s))
+            self._exits.callback(task.cancel)
         self._thread.start()
         self._exits.push_async_callback(asyncio.to_thread, self._thread.stop, _STEP_ENDS_S)
         loads = loop.create_task(self._tell_loads(self._engine))

@@ -13,10 +13,15 @@ pytestmark = [pytest.mark.live, pytest.mark.xdist_group("command"), pytest.mark.
 
 PAGE_TOKENS = 16
 SESSION = "adas-conversation"
-POLICIES = """
+SYSTEM = "You keep the log of a lighthouse. " * 12
+POLICIES = f"""
+prefixes:
+  keeper: {{system: "{SYSTEM}"}}
 worker:
   rules:
-    - match: {session: "?*"}
+    - match: {{prefix: keeper}}
+      action: persist-prefix
+    - match: {{session: "?*"}}
       action: keep-session
       keep: 10m
       max: 16MiB
@@ -66,6 +71,18 @@ def press(client: OpenAI, name: str) -> None:
         found(client, f"{name} {number}: " + "the tide comes in and goes out again. " * 36)
 
 
+def told(client: OpenAI, text: str) -> int:
+    """Ask below the system message, and return how many tokens were not computed."""
+    answer = client.chat.completions.create(
+        model="smollm2",
+        messages=[{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}],
+        max_tokens=1,
+    )
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens_details is not None
+    return answer.usage.prompt_tokens_details.cached_tokens or 0
+
+
 def test_a_kept_conversation_is_warm_after_others_have_filled_the_memory(
     serving: Serving, client: OpenAI
 ) -> None:
@@ -77,3 +94,9 @@ def test_a_kept_conversation_is_warm_after_others_have_filled_the_memory(
     assert cached >= tokens - 2 * PAGE_TOKENS
     assert found(client, other)[0] == 0
     assert SESSION not in serving.text + serving.logs()
+
+
+def test_a_system_message_that_the_file_names_outstays_others(client: OpenAI) -> None:
+    assert told(client, "Which ships passed?") == 0
+    press(client, "second")
+    assert told(client, "Who lit the lamp?") >= 5 * PAGE_TOKENS

@@ -28,7 +28,7 @@ def test_the_built_ins_are_named_with_their_options(tmp_path: Path) -> None:
 
 def test_a_routing_policy_of_many_options_is_taken(tmp_path: Path) -> None:
     file = tmp_path / "policies.yaml"
-    file.write_text(blocks("yaml")[3])
+    file.write_text(blocks("yaml")[4])
     assert load_policy_file(file).routing.name == "weighted"
 
 
@@ -49,10 +49,22 @@ def test_conversations_are_kept_by_rules_as_they_stand_there(tmp_path: Path) -> 
     ]
 
 
+def test_prefixes_are_named_as_they_stand_there(tmp_path: Path) -> None:
+    file = tmp_path / "policies.yaml"
+    file.write_text(blocks("yaml")[3])
+    policies = load_policy_file(file)
+    assert len(policies.prefixes) == 3
+    assert [rule.action_name for rule in policies.rules] == [
+        "persist-prefix",
+        "pin",
+        "persist-prefix",
+    ]
+
+
 def test_a_policy_of_ones_own_chooses_the_victims(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(blocks("python")[0])
     file = tmp_path / "policies.yaml"
-    file.write_text(blocks("yaml")[4].replace("64", "1"))
+    file.write_text(blocks("yaml")[5].replace("64", "1"))
     manager = RetentionManager(load_policy_file(file).new_retention(), name="test")
     for number in range(4):
         key = PageKey(bytes([number]) * 32)

@@ -127,7 +127,7 @@ def test_every_problem_is_told_with_its_place() -> None:
             "allowed here: `retention`, `rules`"
         ),
         "3:3: worker: unknown key 'routing'; it belongs under `cluster`; allowed here: `retention`, `rules`",
-        "4:1: unknown key 'clustr', did you mean 'cluster'?; allowed here: `worker`, `cluster`",
+        "4:1: unknown key 'clustr', did you mean 'cluster'?; allowed here: `worker`, `cluster`, `prefixes`",
         (
             "7:13: cluster.routing.policy: there is no routing policy 'cosst', did you mean 'cost'?; "
             "allowed are `cost`, `round-robin`, `least-loaded`, `power-of-two`, `prefix-affinity`, "

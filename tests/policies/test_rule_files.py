@@ -8,7 +8,7 @@ import yaml
 
 from pie.policies.errors import PolicyFileError
 from pie.policies.loader import load_policies
-from pie.policies.rules import Pin, Quota, Ruled, Ttl
+from pie.policies.rules import KeepSession, PersistPrefix, Pin, Quota, Ruled, Ttl
 from pie.policies.schema import policy_schema
 
 GOOD = """
@@ -21,11 +21,19 @@ GOOD = """
         - match: {tier: disk}
           action: ttl
           after: 12h
+        - match: {prefix: desk}
+          action: persist-prefix
+        - match: {prefix: "%s"}
+          action: keep-session
+          keep: 1h
         - action: quota
           max: 1048576
     cluster:
       routing: cost
-    """
+    prefixes:
+      desk: {system: You are the desk.}
+      tools: {tokens: [1, 2, 3]}
+    """ % ("ab" * 32)
 
 
 def problems(text: str) -> list[str]:
@@ -39,8 +47,11 @@ def test_rules_are_read_in_order() -> None:
     assert [rule.action for rule in policies.rules] == [
         Pin(max=2 << 30),
         Ttl(after=12 * 3600.0),
+        PersistPrefix(),
+        KeepSession(keep=3600.0),
         Quota(max=1 << 20),
     ]
+    assert len(policies.prefixes) == 2
     assert str(policies.rules[0].selector) == (
         "tenant is '8f*', tier is disk or host, used 2 times or more"
     )
@@ -73,8 +84,8 @@ def test_everything_wrong_with_rules_is_told_at_once() -> None:
         """
     ) == [
         (
-            "3:14: worker.rules[0].match: Selector refuses its options: "
-            "`prefix` must be 64 hexadecimal digits"
+            "3:23: worker.rules[0].match.prefix: there is no prefix 'ab'; it is a name from "
+            "`prefixes` or a page's key of 64 hexadecimal digits"
         ),
         "5:15: worker.rules[1].match.hits: input should be greater than or equal to 1, not -1",
         (
@@ -83,7 +94,7 @@ def test_everything_wrong_with_rules_is_told_at_once() -> None:
         ),
         (
             "6:15: worker.rules[1].action: there is no action 'tll', did you mean 'ttl'?; "
-            "allowed are `pin`, `ttl`, `quota`, `keep-session`"
+            "allowed are `pin`, `ttl`, `quota`, `keep-session`, `persist-prefix`"
         ),
         (
             "8:7: worker.rules[2].after: must be a time such as `30s`, `10m`, `2h` or `1d`, "
@@ -115,6 +126,51 @@ def test_everything_wrong_with_rules_is_told_at_once() -> None:
 )
 def test_a_bad_list_of_rules_is_told(text: str, said: str) -> None:
     assert said in "\n".join(problems(text))
+
+
+def test_everything_wrong_with_prefixes_is_told_at_once() -> None:
+    assert problems(
+        """
+        prefixes:
+          9lives: {text: Meow}
+          empty: {}
+          both: {text: a, key: "00"}
+          short: {key: "00"}
+          wrong: {tokens: [-1], txt: a}
+          flat: 7
+        worker:
+          rules:
+            - match: {prefix: desk}
+              action: persist-prefix
+        """
+    ) == [
+        (
+            "2:3: prefixes.9lives: a name is letters, digits, `_` and `-`, at most 63, and begins "
+            "with a letter"
+        ),
+        (
+            "3:3: prefixes.empty: NamedPrefix refuses its options: give exactly one of `text`, "
+            "`system`, `tokens` and `key`"
+        ),
+        (
+            "4:3: prefixes.both: NamedPrefix refuses its options: give exactly one of `text`, "
+            "`system`, `tokens` and `key`"
+        ),
+        (
+            "5:3: prefixes.short: NamedPrefix refuses its options: `key` must be 64 hexadecimal "
+            "digits"
+        ),
+        "6:11: prefixes.wrong.tokens: input should be greater than or equal to 0, not -1",
+        (
+            "6:25: prefixes.wrong.txt: no such option, did you mean 'text'?; allowed are `text`, "
+            "`system`, `tokens`, `key`"
+        ),
+        "7:9: prefixes.flat: must hold one of `text`, `system`, `tokens` and `key`",
+        (
+            "10:23: worker.rules[0].match.prefix: there is no prefix 'desk'; it is a name from "
+            "`prefixes` or a page's key of 64 hexadecimal digits"
+        ),
+    ]
 
 
 def test_the_schema_takes_what_the_loader_takes() -> None:

@@ -7,12 +7,23 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from pie.page.events import Part, Tier
-from pie.page.key import PageKey, RootKey
+from pie.page.key import PageKey, RootKey, page_keys, tenant_root
 from pie.policies.adaptive import AdaptiveRetention
 from pie.policies.lru import LruRetention
 from pie.policies.manager import RetentionManager
+from pie.policies.prefixes import NamedPrefix, Prefixes
 from pie.policies.retention import NO_ROOT, PageView, RetentionPolicy
-from pie.policies.rules import Action, KeepSession, Pin, Quota, Rule, Ruled, Selector, Ttl
+from pie.policies.rules import (
+    Action,
+    KeepSession,
+    PersistPrefix,
+    Pin,
+    Quota,
+    Rule,
+    Ruled,
+    Selector,
+    Ttl,
+)
 from tests.policies.pages import key, number
 
 
@@ -152,6 +163,49 @@ def test_rules_are_for_models_and_conversations() -> None:
     assert not Selector(model="8e*").matches(mine)
     assert not Selector(session="?*").matches(page(1))
     assert Selector(session="").matches(page(1))
+
+
+def test_a_prefix_that_is_to_persist_leaves_last_and_is_told_in_order() -> None:
+    root, tokens = RootKey(bytes(32)), list(range(6))
+    keys = page_keys(root, tokens, 2)
+    prefixes = Prefixes({"desk": NamedPrefix(tokens=tokens)})
+    rules = (Rule(Selector(prefix="desk"), "persist-prefix", PersistPrefix(max=2)),)
+    manager = RetentionManager(Ruled(LruRetention(), rules, prefixes))
+    for at in (1, 0, 2):
+        parent = keys[at - 1] if at else root
+        manager.stored(
+            PageView(keys[at], parent, at, Part.FULL, Tier.HOST, 1, model_root=root, page_tokens=2),
+            0.0,
+        )
+    manager.stored(page(9), 0.0)
+    assert manager.has_persistent
+    assert manager.persistent() == [(keys[0], Part.FULL), (keys[1], Part.FULL)]
+    assert not manager.is_persistent(keys[2], Part.FULL), "the rule allows two"
+    assert [one for one, _ in manager.victims(1_000, 0.0)] == [keys[2], key(9), keys[1], keys[0]]
+    manager.check()
+
+
+def test_pages_with_a_salt_belong_to_no_named_prefix() -> None:
+    root, tokens = RootKey(bytes(32)), list(range(4))
+    prefixes = Prefixes({"desk": NamedPrefix(tokens=tokens)})
+    salted = page_keys(tenant_root(root, salt="mine"), tokens, 2)
+    view = PageView(salted[0], b"", 0, Part.FULL, Tier.HOST, 1, model_root=root, page_tokens=2)
+    assert prefixes.names_of(view) == frozenset()
+
+
+def test_a_prefix_is_resolved_for_each_model() -> None:
+    prefixes = Prefixes({"desk": NamedPrefix(text="Ahoy"), "key": NamedPrefix(key="ab" * 32)})
+    for first in (0, 1):
+        root = RootKey(bytes([first]) * 32)
+        prefixes.resolve(root, 2, lambda _: [7, 8, 9])
+        view = PageView(
+            page_keys(root, [7, 8], 2)[0], root, 0, Part.FULL, Tier.HOST, 1, model_root=root
+        )
+        assert prefixes.names_of(view) == {"desk"}
+    assert len(prefixes.runs()) == 2
+    assert prefixes.names_of(PageView(PageKey(b"\xab" * 32), b"", 0, Part.FULL, Tier.HOST, 1)) == {
+        "key"
+    }
 
 
 def test_a_conversation_is_kept_for_its_next_turn_and_no_longer() -> None:

@@ -84,13 +84,14 @@ class Places:
         pool: bool = True,
         address: str | None = None,
         on_dead: Callable[[BaseException], None] | None = None,
+        policies: PolicySet | None = None,
         **fields: Any,
     ) -> WorkerService:
         self._epoch += 1
         worker = WorkerService(
             PlaceId(name),
             worker_settings(self.folder, **fields),
-            policies=PolicySet(),
+            policies=policies or PolicySet(),
             index_settings=self.index,
             index_url=self.index.url,
             address=f"ipc://{self.sockets}/{address or name}",

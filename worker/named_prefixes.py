@@ -1,0 +1,117 @@
+"""Prefixes that the policy file names, at one worker.
+
+Covers turning text and system messages into tokens, and bringing the pages of prefixes near before anybody
+asks: from disk and the pool to host memory. Does not cover which pages a prefix has
+(`pie.policies.prefixes`) or how long they stay (`pie.policies.rule_book`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from itertools import takewhile
+
+from pie.page.key import PageKey
+from pie.policies.prefixes import NamedPrefix, Prefixes
+from pie.pool.placement import group_keys
+from pie.pool.tier import PageId, StoredPage
+from pie.tokens.errors import TokensError
+from pie.tokens.template import ChatTemplate
+from pie.tokens.tokenizer import Tokenizer
+from pie.worker.load_choice import LoadTier
+from pie.worker.lower_tiers import LowerTiers
+from pie.worker.model import Model
+from pie.worker.page_copies import PageNames
+from pie.worker.page_pool import PagePool
+
+log = logging.getLogger("pie.worker.named_prefixes")
+
+_ASKED = ("a", "Tell me.")
+"""Two questions: what conversations that ask them have in common at their start is the prefix."""
+_WAITS_S = (0.0, 1.0, 3.0, 10.0, 30.0)
+"""Before each look into the pool: its nodes may start after this worker."""
+
+
+def resolve_prefixes(prefixes: Prefixes, model: Model, tokenizer: Tokenizer) -> None:
+    """Learn which pages of a worker's model each named prefix has; what cannot be is logged."""
+    if not len(prefixes):
+        return
+
+    def tokens_of(prefix: NamedPrefix) -> Sequence[int] | None:
+        try:
+            if prefix.text is not None:
+                return tokenizer.encode(prefix.text, add_special_tokens=True)
+            if prefix.system is not None:
+                return _system_tokens(prefix.system, model, tokenizer)
+        except TokensError as error:
+            log.warning("a prefix of the policy file cannot be had with %s: %s", model.name, error)
+            return None
+        return prefix.tokens
+
+    prefixes.resolve(model.model_root, model.layout.page_tokens, tokens_of)
+
+
+def _system_tokens(system: str, model: Model, tokenizer: Tokenizer) -> list[int] | None:
+    template = ChatTemplate.load(model.folder)
+    if template is None:
+        log.warning("a system message of the policy file: %s has no chat template", model.name)
+        return None
+    first, second = (
+        tokenizer.encode(
+            template.render(
+                [{"role": "system", "content": system}, {"role": "user", "content": asked}]
+            )
+        )
+        for asked in _ASKED
+    )
+    return [
+        one
+        for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
+    ]
+
+
+async def preload(
+    prefixes: Prefixes, tiers: LowerTiers, pool: PagePool, names: PageNames, limit_s: float
+) -> None:
+    """Bring pages of named prefixes, which only the pool has, to the tiers of this worker.
+
+    Nothing hangs on it: what does not come is loaded or computed when somebody asks. Disk and host
+    memory are seen to by the tiers themselves.
+    """
+    for wait_s in _WAITS_S:
+        await asyncio.sleep(wait_s)
+        is_missing = False
+        for run in prefixes.runs():
+            try:
+                is_missing |= not await _bring(run, tiers, pool, names, limit_s)
+            except Exception:
+                log.exception("a named prefix could not be had from the pool")
+        if not is_missing:
+            return
+
+
+async def _bring(
+    run: Sequence[PageKey], tiers: LowerTiers, pool: PagePool, names: PageNames, limit_s: float
+) -> bool:
+    """Load the pages of one prefix that are not here; say whether all are here now."""
+    parts = names.layout.attention_parts
+    groups = dict(zip(run, group_keys(run), strict=True))
+    missing = [key for key in run if tiers.tier_of(key, parts) in (None, LoadTier.POOL)]
+    if not missing:
+        return True
+    pages = [PageId(key, part) for key in missing for part in names.layout.parts]
+    came = await pool.load(pages, groups=[groups[page.key] for page in pages], deadline_s=limit_s)
+    by_key: dict[PageKey, list[StoredPage]] = {}
+    for page in came:
+        if page is not None and page.header.layout_id == names.layout.layout_id:
+            by_key.setdefault(page.header.key, []).append(page)
+    kept = 0
+    for key in missing:
+        got = by_key.get(key, [])
+        if {page.header.part for page in got} >= set(parts):
+            copied = [(page.header, page.payload) for page in got]
+            kept += await asyncio.to_thread(tiers.put, copied)
+    if kept:
+        log.info("%d pages of named prefixes came from the pool", kept)
+    return kept == len(missing)
