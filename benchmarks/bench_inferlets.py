@@ -17,11 +17,10 @@ from pydantic import ByteSize
 from pie.page.events import Epoch
 from pie.policies.lru import LruRetention
 from pie.wire.messages import Generate, Sampling
-from pie.worker.assembly import assemble, make_engine
+from pie.worker.assembly import assemble, make_engine, make_host
 from pie.worker.commands import StepReport, Submit
 from pie.worker.engine_thread import EngineThread
 from pie.worker.programs.host import ProgramToRun
-from pie.worker.programs.local import host_of
 from pie.worker.programs.process import EndReason
 from pie.worker.settings import ModelSettings, ProgramSettings
 
@@ -172,7 +171,7 @@ class _Bench:
         self.vocab_size = assembly.model.vocab_size
         self._engine = make_engine(assembly, settings, LruRetention, lambda _: None, debug=False)
         self._thread = EngineThread(self._engine, self._reported, lambda _error: None)
-        self.host = host_of(assembly, self._thread, ProgramSettings())
+        self.host = make_host(assembly, ProgramSettings(), self._thread.put)
         self._left = 0
         self._done = asyncio.Event()
         self._requests = 0

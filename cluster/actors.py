@@ -26,7 +26,7 @@ from pie.pool.settings import PoolSettings
 from pie.router.errors import RouterError
 from pie.router.service import RouterService
 from pie.router.settings import RouterSettings
-from pie.worker.settings import ModelSettings
+from pie.worker.settings import ModelSettings, ProgramSettings
 
 _LOG_BYTES = 16 << 20
 
@@ -90,6 +90,7 @@ class WorkerActor(ServiceActor):
         secret: bytes,
         encryption_keys: tuple[bytes, ...],
         model: ModelSettings,
+        programs: ProgramSettings,
         policies: PolicySettings,
         pool: PoolSettings,
         index: IndexSettings,
@@ -107,6 +108,7 @@ class WorkerActor(ServiceActor):
                 model,
                 policies=load_policy_file(policies.file),
                 pool_settings=pool,
+                programs=programs,
                 index_settings=index,
                 index_url=index_url,
                 address=_address(sockets, place, epoch),

@@ -231,8 +231,12 @@ def run(
         str | None,
         typer.Option(help="What to run it on: `smollm2`, a folder, a GGUF file, a hub id."),
     ] = None,
+    at: Annotated[
+        str | None,
+        typer.Option(help="Run it on a cluster: address of a router, http://HOST:PORT."),
+    ] = None,
 ) -> None:
-    """Run an inferlet against a model of its own; `pie run PROGRAM.py --help` tells what it takes."""
+    """Run an inferlet against a model of its own or on a cluster; `pie run PROGRAM.py --help` tells what it takes."""
     with _signals(), sentences():
         flags: dict[Key, tuple[str, object]] = {}
         if model is not None:
@@ -240,7 +244,7 @@ def run(
         loaded = _load(config, flags)
         from pie.cluster.run import run_program  # noqa: PLC0415
 
-        ended_well = run_program(loaded.config, program, context.args, _report)
+        ended_well = run_program(loaded.config, program, context.args, _report, at)
     raise typer.Exit(0 if ended_well else 1)
 
 

@@ -359,7 +359,14 @@ class Cluster:
         ]
         self._workers = [
             self._part(
-                ray, WorkerActor, f"worker-{i}", next(turns), model=model, pool=pool, **common
+                ray,
+                WorkerActor,
+                f"worker-{i}",
+                next(turns),
+                model=model,
+                programs=config.programs,
+                pool=pool,
+                **common,
             )
             for i in range(config.cluster.workers)
         ]

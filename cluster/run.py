@@ -1,7 +1,7 @@
-"""`pie run`: one program against a model of its own.
+"""`pie run`: one program, against a model of its own or on a cluster.
 
-Covers the program's command line, made from its text, and running it in this process's engine. Does not
-cover the `pie` command itself (`pie.cluster.cli`) or what a program may do (`pie.worker.programs`).
+Covers the program's command line, made from its text, running it in this process's engine or by a router,
+and printing what it says. Does not cover the `pie` command itself (`pie.cluster.cli`) or what a program may do (`pie.worker.programs`).
 """
 
 from __future__ import annotations
@@ -9,16 +9,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from pathlib import Path
 
 from pie.cluster.config import PieConfig
 from pie.cluster.errors import ClusterError
+from pie.inferlet.client import RunEvent, Where, run_upload
+from pie.inferlet.errors import NotRunError
 from pie.inferlet.parameters import ProgramText, ProgramTextError, read_program
+from pie.inferlet.upload import Upload
 from pie.worker.errors import WorkerError
-from pie.worker.programs.host import ProgramToRun
-from pie.worker.programs.local import LocalEngine
-from pie.worker.programs.process import Ended, EndReason
+from pie.worker.programs.process import EndReason
 
 _MOST_SOURCE_BYTES = 1 << 20
 _LONGEST_LINE = 4_096
@@ -30,15 +32,20 @@ class ProgramError(ClusterError):
 
 
 def run_program(
-    config: PieConfig, path: Path, words: Sequence[str], report: Callable[[str, str], None]
+    config: PieConfig,
+    path: Path,
+    words: Sequence[str],
+    report: Callable[[str, str], None],
+    at: str | None = None,
 ) -> bool:
     """Run the program at `path` and print what it says, prints and returns.
 
     Args:
-        config: The model's and the programs' sections are used.
+        config: The model's and the programs' sections are used; with `at` the router's token.
         path: A Python file.
         words: The rest of the command line.
         report: Told what is done while the model loads.
+        at: A router's address; None runs it on a model of its own.
 
     Returns:
         Whether it ended well.
@@ -54,34 +61,75 @@ def run_program(
         text.convert(arguments)
     except ProgramTextError as error:
         raise ProgramError(str(error)) from error
-    program = ProgramToRun(path.name, source, arguments)
+    program = Upload(path.name, source, "main")
     try:
-        ended = asyncio.run(_run(config, program, report))
-    except WorkerError as error:
-        raise ProgramError(str(error)) from error
-    if ended.result:
-        _print(ended.result + "\n")
-    if ended.reason is not EndReason.FINISHED:
-        sys.stderr.write(f"{ended.error.rstrip()}\n")
-        if ended.reason is not EndReason.RAISED:
-            sys.stderr.write(f"pie: {path.name} was ended: {ended.reason}\n")
-    return ended.reason is EndReason.FINISHED
+        if at is None:
+            reason, result, wrong = asyncio.run(_run(config, program, arguments, report))
+        else:
+            where = Where(at.rstrip("/"), config.router.api_token.get_secret_value())
+            reason, result, wrong = asyncio.run(_run_at(where, program, arguments))
+    except (WorkerError, NotRunError) as failed:
+        raise ProgramError(str(failed)) from failed
+    if result:
+        _print(result + "\n")
+    if reason != EndReason.FINISHED:
+        sys.stderr.write(f"{wrong.rstrip()}\n")
+        if reason != EndReason.RAISED:
+            sys.stderr.write(f"pie: {path.name} was ended: {reason}\n")
+    return reason == EndReason.FINISHED
 
 
 async def _run(
-    config: PieConfig, program: ProgramToRun, report: Callable[[str, str], None]
-) -> Ended:
+    config: PieConfig,
+    program: Upload,
+    arguments: Mapping[str, str],
+    report: Callable[[str, str], None],
+) -> tuple[str, str, str]:
+    """Run a program here; return why it ended, its result and what went wrong."""
+    # The engine's libraries take seconds to load, and a cluster has its own.
+    from pie.worker.programs.host import ProgramToRun  # noqa: PLC0415
+    from pie.worker.programs.local import LocalEngine  # noqa: PLC0415
+
     local = LocalEngine(config.model, config.programs)
     output = _OutputLines()
     try:
         await local.start(lambda what: report("model", what))
         running = await local.host.start(
-            program, on_said=lambda text: _print(text + "\n"), on_output=output.write
+            ProgramToRun(program.name, program.source, arguments),
+            on_said=lambda text: _print(text + "\n"),
+            on_output=output.write,
         )
-        return await running.ended
+        running.tell(None)
+        ended = await running.ended
+        return ended.reason, ended.result, ended.error
     finally:
         output.end()
         await local.close()
+
+
+async def _run_at(
+    where: Where, program: Upload, arguments: Mapping[str, str]
+) -> tuple[str, str, str]:
+    """Run a program on a cluster; return the same."""
+    output, event = _OutputLines(), RunEvent()
+    stream = run_upload(program, where, {"arguments": dict(arguments)}, _no_messages())
+    try:
+        async with aclosing(stream):
+            async for event in stream:
+                if event.type == "said":
+                    _print(event.text + "\n")
+                elif event.type == "printed":
+                    output.write(event.text)
+    finally:
+        output.end()
+    return event.reason, event.result, event.error
+
+
+async def _no_messages() -> AsyncGenerator[str, None]:
+    """Yield nothing: a person at a command line sends no messages."""
+    none: tuple[str, ...] = ()
+    for message in none:
+        yield message
 
 
 class _OutputLines:

@@ -47,6 +47,8 @@ class PlaceRecord(msgspec.Struct, frozen=True):
     """What a pool node's own tiers hold together: its share of the pages."""
     draining: bool = False
     """Whether it takes no more pages and hands those that it has to others."""
+    takes_programs: bool = False
+    """Whether a worker runs users' programs for routers."""
     ttl_s: float = 5.0
     """The place is gone when it has not been heard of for so long."""
 

@@ -1,16 +1,19 @@
-"""What a user's program imports: `from pie.inferlet import Context, ForwardPass, …`."""
+"""What a user's program imports: `from pie.inferlet import Context, ForwardPass, …`; and `run` for its client."""
 
+from pie.inferlet.client import run
 from pie.inferlet.context import Context
 from pie.inferlet.errors import (
     BadCallError,
     ContextLengthError,
     DroppedSlotError,
+    EndedError,
     FrozenPageError,
     HostGoneError,
     InferletError,
     NeverWrittenError,
     NotAllowedError,
     NothingAttendedError,
+    NotRunError,
     OutOfPagesError,
     PassFailedError,
     RecurrentError,
@@ -26,6 +29,7 @@ __all__ = [
     "Context",
     "ContextLengthError",
     "DroppedSlotError",
+    "EndedError",
     "ForwardPass",
     "FrozenPageError",
     "Generation",
@@ -33,6 +37,7 @@ __all__ = [
     "InferletError",
     "NeverWrittenError",
     "NotAllowedError",
+    "NotRunError",
     "NothingAttendedError",
     "OutOfPagesError",
     "PassFailedError",
@@ -43,4 +48,5 @@ __all__ = [
     "StateGeometry",
     "WorkingSet",
     "greedy",
+    "run",
 ]

@@ -11,7 +11,9 @@
     ├── OutOfPagesError        programs hold all the pages that they may
     ├── NotAllowedError        the host does not do this for programs
     ├── PassFailedError        the model failed
-    └── HostGoneError          the worker is gone
+    ├── HostGoneError          the worker is gone
+    ├── NotRunError            a client's: the program could not be run
+    └── EndedError             a client's: the program did not end well
 
 Where one slot is at fault, `slot` names it. A call that fails has changed nothing.
 """
@@ -75,6 +77,23 @@ class PassFailedError(InferletError):
 
 class HostGoneError(InferletError):
     """The worker is gone, and with it all that this program had there."""
+
+
+class NotRunError(InferletError):
+    """A cluster did not run the program, or was lost while it ran."""
+
+
+class EndedError(InferletError):
+    """A program did not end well.
+
+    Attributes:
+        reason: Why, in a word: `raised`, `cancelled`, `too_long`, …
+    """
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.args = (message, reason)
+        self.reason = reason
 
 
 _ERRORS: dict[Trouble, type[InferletError]] = {

@@ -1,4 +1,4 @@
-"""What a program takes: the parameters of its `main`, read without running it.
+"""What a program takes: the parameters of the function that is called, read without running it.
 
 Covers names, kinds, defaults and the docstring, and turning text into values. Does not cover command
 lines (`pie.cluster.run`).
@@ -35,11 +35,11 @@ class ProgramText:
     """What can be known of a program from its text."""
 
     doc: str
-    """`main`'s docstring, or else the file's."""
+    """The function's docstring, or else the file's."""
     parameters: tuple[Parameter, ...]
 
     def convert(self, arguments: Mapping[str, str]) -> dict[str, Value]:
-        """Return the values to call `main` with.
+        """Return the values to call the function with.
 
         Raises:
             ProgramTextError: One is missing, unknown or of another kind.
@@ -58,11 +58,16 @@ class ProgramText:
         return values
 
 
-def read_program(source: str, name: str = "the program") -> ProgramText:
+def read_program(source: str, name: str = "the program", entry: str = "main") -> ProgramText:
     """Return what a program's text says of it.
 
+    Args:
+        source: The text.
+        name: What it is called in errors.
+        entry: The function to be called.
+
     Raises:
-        ProgramTextError: It is not Python, or has no fitting `main`.
+        ProgramTextError: It is not Python, or has no such function, or one that takes something else.
     """
     try:
         tree = ast.parse(source)
@@ -71,14 +76,14 @@ def read_program(source: str, name: str = "the program") -> ProgramText:
         where = f" in line {line}" if line else ""
         raise ProgramTextError(f"{name} is not Python{where}: {error}") from error
     mains = [
-        one for one in tree.body if isinstance(one, ast.AsyncFunctionDef) and one.name == "main"
+        one for one in tree.body if isinstance(one, ast.AsyncFunctionDef) and one.name == entry
     ]
     if not mains:
-        raise ProgramTextError(f"{name} has no `async def main(ctx, …)`")
+        raise ProgramTextError(f"{name} has no `async def {entry}(ctx, …)`")
     main = mains[-1]
     taken = main.args
     if taken.vararg or taken.kwarg or taken.posonlyargs or not taken.args:
-        raise ProgramTextError(f"`main` in {name} takes the context and then named parameters")
+        raise ProgramTextError(f"`{entry}` in {name} takes the context and then named parameters")
     filled = len(taken.args) - len(taken.defaults)
     defaults: list[ast.expr | None] = [None] * filled + list(taken.defaults)
     pairs = [*zip(taken.args, defaults, strict=True)][1:]

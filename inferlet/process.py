@@ -52,7 +52,7 @@ async def _run(end: socket.socket) -> None:
 
 
 async def _call(connection: Connection, begin: Begin) -> object:
-    values = read_program(begin.source, begin.name).convert(begin.arguments)
+    values = read_program(begin.source, begin.name, begin.entry).convert(begin.arguments)
     module = types.ModuleType("__inferlet__")
     module.__file__ = begin.name
     sys.modules[module.__name__] = module
@@ -61,7 +61,7 @@ async def _call(connection: Connection, begin: Begin) -> object:
     linecache.cache[begin.name] = (len(begin.source), None, lines, begin.name)
     exec(compile(begin.source, begin.name, "exec"), module.__dict__)  # noqa: S102 - what it is for
     context = Context(connection, begin.model)
-    result: object = await module.__dict__["main"](context, **values)
+    result: object = await module.__dict__[begin.entry](context, **values)
     return result
 
 

@@ -40,6 +40,7 @@ from pie.router.errors import ApiError, invalid, model_not_found, shown, unavail
 from pie.router.exchange import BodyBudget, Exchange
 from pie.router.gate import Gate
 from pie.router.generation import Order
+from pie.router.inferlets import Inferlets
 from pie.router.likeliest import Likeliest
 from pie.router.metrics import RouterMetrics
 from pie.router.models import ModelCatalog, ServedModel
@@ -81,6 +82,7 @@ class RouterApp:
         status: Callable[[Census | None], ClusterStatus],
         admin: Admin,
         access: Access,
+        inferlets: Inferlets,
     ) -> None:
         self._settings = settings
         self._catalog = catalog
@@ -92,6 +94,7 @@ class RouterApp:
         self._status = status
         self._admin = admin
         self._access = access
+        self._inferlets = inferlets
         self._bodies = BodyBudget(int(settings.body_budget_bytes), settings.retry_after_s)
         self._document: dict[str, object] | None = None
         self._limits = BodyLimits(
@@ -124,6 +127,7 @@ class RouterApp:
                     self._endpoint(self._admin.request, admin=True),
                     methods=get,
                 ),
+                *self._inferlets.routes(self._endpoint),
                 Route("/openapi.json", self._endpoint(self._openapi, public=True), methods=get),
             ],
             exception_handlers={HTTPException: self._no_such_thing},

@@ -65,6 +65,8 @@ class WorkerBooks:
         self.load: Load | None = None
         self.rates = Rates()
         self.inflight_keys: Counter[PageKey] = Counter()
+        self.programs = 0
+        """Programs of this router's clients that run there."""
         self._clock = clock
         self._load_at_s = 0.0
         self._waiting: dict[str, Running] = {}
@@ -72,8 +74,8 @@ class WorkerBooks:
 
     @property
     def running(self) -> int:
-        """Attempts of this router that run there."""
-        return len(self._waiting) + len(self._decoding)
+        """Attempts and programs of this router that run there."""
+        return len(self._waiting) + len(self._decoding) + self.programs
 
     @property
     def waiting(self) -> int:
@@ -102,9 +104,9 @@ class WorkerBooks:
 
     @property
     def decoding(self) -> int:
-        """Sequences in decode there, whoever sent them."""
+        """Sequences in decode there, whoever sent them; a program counts as one."""
         reported = self._fresh_load
-        return max(len(self._decoding), reported.running if reported else 0)
+        return self.programs + max(len(self._decoding), reported.running if reported else 0)
 
     @property
     def decode_step_ms(self) -> float:

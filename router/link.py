@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from contextlib import aclosing
 
 from pie.index.contract import PlaceRecord
 from pie.router.asking import ask_status
@@ -25,10 +26,14 @@ from pie.wire.messages import (
     StepTokens,
     TokenDelta,
 )
+from pie.wire.program_runs import ProgramEvents, StartProgram, TellProgram
 
 log = logging.getLogger("pie.router.link")
 
 _RECONNECT_S = 0.5
+_PROGRAM_SILENT_S = 40.0
+"""A worker says every ten seconds that a program still runs."""
+_MOST_PROGRAM_EVENTS = 1 << 40
 
 
 class WorkerLink(WorkerBooks):
@@ -115,6 +120,44 @@ class WorkerLink(WorkerBooks):
         """Return what the worker says of itself; None where it says nothing in time."""
         client = self._client
         return None if client is None else await ask_status(client, self.record, timeout_s)
+
+    async def run_program(
+        self, message: StartProgram, source: bytes
+    ) -> AsyncGenerator[ProgramEvents, None]:
+        """Run a program there and yield what it says, up to its end; leaving early ends it.
+
+        Raises:
+            RefusedError: The worker does not run it.
+            WireError: The worker is gone, or says nothing for long.
+        """
+        client = self._client
+        if client is None:
+            raise WireTimeout("not connected")
+        self.programs += 1
+        try:
+            stream = client.stream(
+                message, (source,), timeout_s=_PROGRAM_SILENT_S, count=_MOST_PROGRAM_EVENTS
+            )
+            async with aclosing(stream):
+                async for answer, _ in stream:
+                    assert isinstance(answer, ProgramEvents)
+                    yield answer
+                    if answer.end is not None:
+                        return
+        finally:
+            self.programs -= 1
+
+    async def tell_program(self, message: TellProgram, *, timeout_s: float) -> None:
+        """Hand a program a message of its client.
+
+        Raises:
+            RefusedError: It has ended, or too many wait for it.
+            WireError: The worker is gone, or does not answer in time.
+        """
+        client = self._client
+        if client is None:
+            raise WireTimeout("not connected")
+        await client.request(message, timeout_s=timeout_s)
 
     def _on_message(self, message: Message, frames: Sequence[memoryview]) -> None:
         del frames

@@ -12,6 +12,15 @@ from pie.router.api.chat import ChatBody
 from pie.router.api.chat_answers import ChatChunk, ChatCompletion
 from pie.router.api.completions import Completion, CompletionBody
 from pie.router.api.explained import Explained, ExplainedList
+from pie.router.api.inferlets import (
+    Done,
+    Inferlet,
+    InferletList,
+    InstallBody,
+    MessageBody,
+    RunBody,
+    RunEvent,
+)
 from pie.router.api.listing import ApiErrorBody, Model, ModelList
 from pie.router.status import ClusterStatus
 
@@ -37,7 +46,11 @@ _PLACE_HEADER = {
 def document() -> dict[str, Any]:
     """Return the OpenAPI document of the router."""
     _, bodies = models_json_schema(
-        [(ChatBody, "validation"), (CompletionBody, "validation")], ref_template=_REF + "{model}"
+        [
+            (body, "validation")
+            for body in (ChatBody, CompletionBody, InstallBody, RunBody, MessageBody)
+        ],
+        ref_template=_REF + "{model}",
     )
     _, answers = msgspec.json.schema_components(
         [
@@ -50,6 +63,10 @@ def document() -> dict[str, Any]:
             ClusterStatus,
             Explained,
             ExplainedList,
+            Inferlet,
+            InferletList,
+            RunEvent,
+            Done,
         ],
         ref_template=_REF + "{name}",
     )
@@ -63,6 +80,17 @@ def document() -> dict[str, Any]:
             "/v1/models/{model}": {
                 "get": _answer("One model.", "Model") | _in_path("model"),
             },
+            "/v1/inferlets": {
+                "get": _answer("The programs that are kept.", "InferletList"),
+                "post": _answer("Install a program.", "Inferlet", "InstallBody"),
+            },
+            "/v1/inferlets/{id}": {"delete": _answer("Forget a program.", "Done")} | _in_path("id"),
+            "/v1/inferlets/{id}/runs": {"post": _program_run()} | _in_path("id"),
+            "/v1/inferlet-runs/{run}": {"delete": _answer("End a run.", "Done")} | _in_path("run"),
+            "/v1/inferlet-runs/{run}/messages": {
+                "post": _answer("Send a run a message.", "Done", "MessageBody")
+            }
+            | _in_path("run"),
             "/health": {"get": _answer("The router runs.", None)},
             "/ready": {"get": _answer("Requests can be answered; 503 says why not.", None)},
             "/status": {"get": _answer("The cluster as this router sees it.", "ClusterStatus")},
@@ -87,10 +115,7 @@ def _generation(body: str, answer: str, chunk: str) -> dict[str, Any]:
         "post": {
             "summary": "Generate text.",
             "parameters": [_PLACE_HEADER],
-            "requestBody": {
-                "required": True,
-                "content": {"application/json": {"schema": {"$ref": _REF + body}}},
-            },
+            "requestBody": _body(body),
             "responses": {
                 "200": {
                     "description": "The answer; with `stream`, events that end with `[DONE]`.",
@@ -115,14 +140,31 @@ def _in_path(name: str) -> dict[str, Any]:
     return {"parameters": [{"name": name, "in": "path", "required": True, "schema": schema}]}
 
 
-def _answer(summary: str, schema: str | None) -> dict[str, Any]:
-    """Return a path that answers with one schema, or with anything."""
+def _program_run() -> dict[str, Any]:
+    """Return the operation that runs a program."""
+    shape = {"text/event-stream": {"schema": {"$ref": _REF + "RunEvent"}}}
+    told = "What the program says and prints, and its end; then `[DONE]`."
+    return {
+        "summary": "Run a program.",
+        "requestBody": _body("RunBody"),
+        "responses": {"200": {"description": told, "content": shape}, "default": _error()},
+    }
+
+
+def _answer(summary: str, schema: str | None, body: str | None = None) -> dict[str, Any]:
+    """Return an operation that answers with one schema, or with anything."""
     shape = {"$ref": _REF + schema} if schema else {}
     content = {"application/json": {"schema": shape}}
-    return {
+    asked = {} if body is None else {"requestBody": _body(body)}
+    return asked | {
         "summary": summary,
         "responses": {"200": {"description": summary, "content": content}, "default": _error()},
     }
+
+
+def _body(schema: str) -> dict[str, Any]:
+    content = {"application/json": {"schema": {"$ref": _REF + schema}}}
+    return {"required": True, "content": content}
 
 
 def _error() -> dict[str, Any]:

@@ -65,6 +65,11 @@ class Quota:
         self.inside = 0
         """Sequences in flight."""
 
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether tokens are counted."""
+        return self._tokens is not None
+
     def limit(self, limits: Tenant, now_s: float) -> None:
         """Change what it may take."""
         self._limits = limits

@@ -38,9 +38,11 @@ from pie.router.exchange import Exchange
 from pie.router.explain import Explainer, ExplainStore
 from pie.router.gate import Gate
 from pie.router.generation import Generation
+from pie.router.inferlets import Inferlets
 from pie.router.memory import AnswerMemory
 from pie.router.metrics import RouterMetrics
 from pie.router.models import ModelCatalog
+from pie.router.program_runs import ProgramRuns
 from pie.router.settings import RouterSettings
 from pie.router.status import ClusterStatus
 from pie.router.survey import Survey
@@ -106,13 +108,15 @@ class RouterService:
             on_change=self._look,
         )
         self._gate = Gate(settings.max_in_flight, settings.retry_after_s, self.metrics)
+        chooser = Chooser(self._mirror, routing, self.metrics)
         dispatcher = Dispatcher(
             self._workers,
-            Chooser(self._mirror, routing, self.metrics),
+            chooser,
             settings,
             self.metrics,
             secret=secret,
         )
+        self._runs = ProgramRuns(self._workers, chooser, settings, secret=secret)
         self._census = CensusTaker(self._mirror, self._workers, wire, secret=secret)
         explained = ExplainStore(settings.explained_requests, int(settings.explained_bytes))
         self._explainer = Explainer(explained, self._mirror, secret=secret)
@@ -138,6 +142,7 @@ class RouterService:
             status=self.status,
             admin=Admin(explained),
             access=access,
+            inferlets=Inferlets(settings, catalog=self._catalog, runs=self._runs, gate=self._gate),
         )
         self._server = _Server(
             server_context(settings),
@@ -209,6 +214,7 @@ class RouterService:
         self._answerer.stop(
             unavailable("The router is stopping.", self.settings.retry_after_s, "draining")
         )
+        self._runs.stop()
         if self._serving is not None:
             self._server.should_exit = True
             await asyncio.gather(self._serving, return_exceptions=True)

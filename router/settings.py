@@ -181,6 +181,13 @@ class RouterSettings(BaseModel):
         le=1 << 40,
         description="Memory for texts between special tokens and their token ids, so that none is tokenised twice.",
     )
+    installed_bytes: ByteSize = Field(
+        default=ByteSize(16 * 1024 * 1024),
+        ge=1 << 20,
+        le=1 << 36,
+        description="Memory for the texts of programs (inferlets) that clients installed; those that "
+        "were not run for the longest are forgotten beyond it.",
+    )
     explained_requests: int = Field(
         default=10_000,
         ge=0,

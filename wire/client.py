@@ -34,6 +34,7 @@ from pie.wire.messages import (
     StatusReport,
     StepTokens,
 )
+from pie.wire.program_runs import ProgramEvents, ProgramTold
 from pie.wire.settings import WireSettings
 from pie.wire.window import Window
 
@@ -43,7 +44,16 @@ OnMessage = Callable[[Message, Sequence[memoryview]], None]
 """Takes a message that answers no request. Must not block."""
 
 _CREDIT_RETRY_S = 0.01
-_ANSWERS = (LookupResult, PutResult, StatusReport, MemoryShared, Drained, Pong)
+_ANSWERS = (
+    LookupResult,
+    PutResult,
+    StatusReport,
+    MemoryShared,
+    Drained,
+    Pong,
+    ProgramEvents,
+    ProgramTold,
+)
 
 
 class WireClient:
@@ -209,7 +219,7 @@ class WireClient:
             message: The request, such as `GetPages`.
             frames: Its payload.
             timeout_s: Longest wait for each answer; None where the caller has a limit of its own.
-            count: How many answers there are; None is one for each of the message's `pages`.
+            count: Most answers that there are; None is one for each of the message's `pages`.
 
         Raises:
             RefusedError: The server refused.

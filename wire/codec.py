@@ -13,6 +13,7 @@ import msgspec
 
 from pie.wire.errors import BadMessage
 from pie.wire.messages import Generate, Message, PageData, PutPages
+from pie.wire.program_runs import StartProgram
 from pie.wire.settings import WireSettings
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -71,6 +72,8 @@ def _check_frames(message: Message, frames: Sequence[memoryview]) -> None:
         expected = 1
         if len(frames) == 1 and len(frames[0]) % 4:
             raise BadMessage("Token ids are not a whole number of u32.", message.request_id)
+    elif isinstance(message, StartProgram):
+        expected = 1
     elif isinstance(message, PageData):
         expected = 0 if message.header is None or message.in_slot else 1
     elif isinstance(message, PutPages):

@@ -1,7 +1,7 @@
 """Every message between processes.
 
-Covers what routers, workers and pool nodes say to each other. Does not cover sockets
-(`pie.wire.client`, `pie.wire.server`). A message is a msgspec header and any number of raw
+Covers what routers, workers and pool nodes say to each other; what is about users' programs is in
+`pie.wire.program_runs`. Does not cover sockets (`pie.wire.client`, `pie.wire.server`). A message is a msgspec header and any number of raw
 payload frames; each docstring says what its frames are. Nothing is pickled.
 
 Every message carries the epoch of the place that it is for or from: a message for an earlier
@@ -17,6 +17,7 @@ import msgspec
 from pie.page.events import Epoch, PlaceId
 from pie.page.format import PageHeader
 from pie.page.key import PageKey
+from pie.wire.program_runs import ProgramEvents, ProgramTold, StartProgram, TellProgram
 
 
 class RefusalCode(enum.StrEnum):
@@ -465,5 +466,9 @@ Message = (
     | MemoryShared
     | DrainNode
     | Drained
+    | StartProgram
+    | ProgramEvents
+    | TellProgram
+    | ProgramTold
 )
 """Anything that travels; `pie.wire.codec` encodes and decodes this union."""

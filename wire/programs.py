@@ -1,7 +1,7 @@
 """What an inferlet's process and its host say to each other.
 
 Covers the messages, and how many frames each has. Does not cover the stream that they travel on
-(`pie.wire.pipe`), what a host does with them (`pie.worker.program_host`) or what a program's author
+(`pie.wire.pipe`), what a host does with them (`pie.worker.programs.host`) or what a program's author
 sees (`pie.inferlet`).
 
 A program numbers its calls and its working sets itself, so that it need not wait for one call's
@@ -243,6 +243,8 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     arguments: dict[str, str]
     """As text, by the parameters' names."""
     model: ModelFacts
+    entry: str = "main"
+    """The function to call."""
 
 
 class ModelFacts(msgspec.Struct, frozen=True):

@@ -17,7 +17,9 @@ from pie.page.events import Epoch, PlaceId, PlaceKind, Tier
 from pie.policies.manager import RetentionManager
 from pie.policies.retention import RetentionPolicy
 from pie.tokens.errors import TokenizerError
+from pie.tokens.template import ChatTemplate
 from pie.tokens.tokenizer import Tokenizer
+from pie.wire.programs import ModelFacts
 from pie.worker.arena import Arena
 from pie.worker.budget import split_budget
 from pie.worker.engine import Engine, EngineLimits
@@ -26,12 +28,14 @@ from pie.worker.generation import Vocabulary
 from pie.worker.model import Model, load_model
 from pie.worker.page_table import Change, PageTable
 from pie.worker.programs.calls import ModelShape
+from pie.worker.programs.commands import ProgramCommand
+from pie.worker.programs.host import ProgramHost
 from pie.worker.programs.lane import ProgramLane
 from pie.worker.programs.ledger import PageLedger
 from pie.worker.programs.roster import Roster
 from pie.worker.runner import Runner
 from pie.worker.scheduler import Limits
-from pie.worker.settings import ModelSettings
+from pie.worker.settings import ModelSettings, ProgramSettings
 from pie.worker.sources import Progress
 from pie.worker.state_table import StateTable
 
@@ -161,6 +165,31 @@ def make_engine(
     return engine
 
 
+def make_host(
+    assembly: Assembly, settings: ProgramSettings, put: Callable[[ProgramCommand], None]
+) -> ProgramHost:
+    """Return a host of programs for an engine over an assembled model.
+
+    Args:
+        assembly: The model and its memory.
+        settings: What programs may take.
+        put: Hands a command to the step thread.
+    """
+    model, shape = assembly.model, shape_of(assembly.model, assembly.context_tokens)
+    facts = ModelFacts(
+        name=model.name,
+        vocab_size=shape.vocab_size,
+        context_tokens=shape.context_tokens,
+        page_tokens=model.layout.page_tokens,
+        layers=shape.layers,
+        query_heads=shape.query_heads,
+        kv_heads=shape.kv_heads,
+        eos_token_ids=tuple(assembly.tokenizer.eos_token_ids),
+    )
+    template = ChatTemplate.load(model.folder)
+    return ProgramHost(put, assembly.tokenizer, template, facts, settings)
+
+
 def shape_of(model: Model, context_tokens: int) -> ModelShape:
     """Return what programs may know of a model's layers."""
     config = model.module.config.get_text_config()
@@ -183,6 +212,7 @@ def make_record(
     address: str,
     ttl_s: float,
     tiers: Sequence[Tier] = (),
+    takes_programs: bool = False,
 ) -> PlaceRecord:
     """Return what a worker says of itself in the index; `tiers` are those below device memory."""
     model = assembly.model
@@ -205,5 +235,6 @@ def make_record(
         parts=tuple(int(part) for part in model.layout.parts),
         tiers=tuple(int(tier) for tier in (Tier.DEVICE, *tiers)),
         total_pages=assembly.arena.num_pages or assembly.arena.state_slots,
+        takes_programs=takes_programs,
         ttl_s=ttl_s,
     )

@@ -33,9 +33,10 @@ from pie.wire.errors import PeerGone, RefusedError
 from pie.wire.figures import report
 from pie.wire.messages import AskStatus, Cancel, Generate, Grammar, Message, RefusalCode
 from pie.wire.peer import Peer
+from pie.wire.program_runs import StartProgram, TellProgram
 from pie.wire.server import WireServer
 from pie.wire.settings import WireSettings
-from pie.worker.assembly import assemble, make_engine, make_record
+from pie.worker.assembly import assemble, make_engine, make_host, make_record
 from pie.worker.commands import CancelAll, CancelOne, StepReport, Submit
 from pie.worker.engine import Engine
 from pie.worker.engine_thread import EngineThread
@@ -48,7 +49,9 @@ from pie.worker.offload import Offload
 from pie.worker.outbox import Outbox
 from pie.worker.page_copies import PageCopies, PageNames
 from pie.worker.page_table import Change
-from pie.worker.settings import ModelSettings
+from pie.worker.programs.host import ProgramHost
+from pie.worker.programs.serving import ProgramService
+from pie.worker.settings import ModelSettings, ProgramSettings
 from pie.worker.status import WorkerStatus
 from pie.worker.suspended import SuspendedPages, suspended_budget
 
@@ -77,6 +80,7 @@ class WorkerService:
         address: Wire address to bind, such as `ipc:///run/pie/w0` or `curve://10.0.0.5:0`.
         epoch: This start's number, larger than that of any earlier start of `place`.
         pool_settings: The `[pool]` section; None uses no pool.
+        programs: The `[programs]` section; None runs none.
         secret: 32 bytes that all of the cluster share: pages that leave device memory are keyed
             with them, and connections beyond this host.
         encryption_keys: What pages on disk are encrypted with: the first writes, all read.
@@ -96,6 +100,7 @@ class WorkerService:
         address: str,
         epoch: Epoch,
         pool_settings: PoolSettings | None = None,
+        programs: ProgramSettings | None = None,
         secret: bytes | None = None,
         encryption_keys: Sequence[bytes] = (),
         on_dead: Callable[[BaseException], None] | None = None,
@@ -108,6 +113,7 @@ class WorkerService:
         self._index_url = index_url
         self._epoch = epoch
         self._pool_settings = pool_settings
+        self._program_settings = programs
         self._secret = secret
         self._encryption_keys = encryption_keys
         self._on_dead = on_dead
@@ -130,6 +136,8 @@ class WorkerService:
         self._tiers: LowerTiers | None = None
         self._thread: EngineThread | None = None
         self._intake: Intake | None = None
+        self._host: ProgramHost | None = None
+        self._programs: ProgramService | None = None
         self._grammars: GrammarCompiler | None = None
         self._compilers = ThreadPoolExecutor(1, thread_name_prefix="pie-grammar")
         self._submitted = 0
@@ -162,6 +170,8 @@ class WorkerService:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
+                if self._programs is not None:
+                    await self._programs.ended()
                 for outbox in list(self._outboxes.values()):
                     await outbox.sent()
         except TimeoutError:
@@ -224,6 +234,7 @@ class WorkerService:
             address=address,
             tiers=() if tiers is None else tiers.kinds,
             ttl_s=self._index_settings.ttl_s,
+            takes_programs=self._takes_programs,
         )
 
         def snapshot() -> list[PageEntry]:
@@ -270,6 +281,11 @@ class WorkerService:
             self._exits.callback(task.cancel)
         self._thread.start()
         self._exits.push_async_callback(asyncio.to_thread, self._thread.stop, _STEP_ENDS_S)
+        if self._takes_programs:
+            assert self._program_settings is not None
+            self._host = make_host(assembly, self._program_settings, self._thread.put)
+            self._programs = ProgramService(self._host)
+            self._exits.push_async_callback(self._programs.close)
         loads = loop.create_task(self._tell_loads(self._engine))
         self._exits.callback(loads.cancel)
         self._exits.push_async_callback(self._close_outboxes)
@@ -327,9 +343,16 @@ class WorkerService:
                     raise
             case Cancel(request_id):
                 self._thread.put(CancelOne(peer.id, request_id))
+                if self._programs is not None:
+                    self._programs.cancel(peer.id, request_id)
             case AskStatus(request_id):
                 status = self.status()
                 await peer.send(report(request_id, self._place, self._epoch, status.state, status))
+            case StartProgram():
+                self._check_serving()
+                await self._program_service().start(peer, message, frames)
+            case TellProgram():
+                await self._program_service().tell(peer, message)
             case _:
                 raise RefusedError(
                     RefusalCode.BAD_MESSAGE, f"a worker takes no {type(message).__name__}"
@@ -362,8 +385,7 @@ class WorkerService:
         constraint: Constraint | None,
     ) -> None:
         assert self._intake is not None
-        if self._state != "serving":
-            raise RefusedError(RefusalCode.DRAINING, f"the worker is {self._state}", 1.0)
+        self._check_serving()
         tokens = self._intake.tokens(request, frames)
         outbox = self._outboxes.get(peer.id)
         if outbox is None:
@@ -378,6 +400,21 @@ class WorkerService:
         self._submitted += 1
         thread.put(Submit(peer.id, request, tokens, constraint))
 
+    @property
+    def _takes_programs(self) -> bool:
+        return self._program_settings is not None and self._program_settings.allow
+
+    def _program_service(self) -> ProgramService:
+        if self._programs is None:
+            raise RefusedError(
+                RefusalCode.BAD_MESSAGE, "this worker runs no programs ([programs] allow)"
+            )
+        return self._programs
+
+    def _check_serving(self) -> None:
+        if self._state != "serving":
+            raise RefusedError(RefusalCode.DRAINING, f"the worker is {self._state}", 1.0)
+
     def _open_outbox(self, peer: Peer) -> None:
         limit = 2 * (self._settings.max_running + self._settings.max_waiting)
         self._outboxes[peer.id] = Outbox(peer, epoch=self._epoch, limit=limit)
@@ -389,6 +426,8 @@ class WorkerService:
             outbox.stop()
         if self._thread is not None:
             self._thread.put(CancelAll(owner))
+        if self._programs is not None:
+            self._programs.cancel_all(owner)
 
     def _take_report(self, report: StepReport) -> None:
         for owner, refused in report.refused:
@@ -397,6 +436,8 @@ class WorkerService:
         for owner, deltas in report.deltas.items():
             if owner in self._outboxes:
                 self._outboxes[owner].put(deltas, report.load)
+        if report.programs and self._host is not None:
+            self._host.take(report.programs)
         self._taken = report.submitted
         # What was submitted since that report was made is not in it.
         if report.idle and self._taken == self._submitted:
@@ -422,5 +463,7 @@ class WorkerService:
         """Take no more requests; whoever made this worker ends its process, which routers see."""
         log.error("%s ends: %s", self._place, error)
         self._state = "failed"
+        if self._host is not None:
+            self._host.end_all()
         if self._on_dead is not None:
             self._on_dead(error)

@@ -178,7 +178,14 @@ class ProgramSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    most: int = Field(default=16, ge=1, le=1024, description="Programs that run at a time.")
+    allow: bool = Field(
+        default=False,
+        description="Whether clients of a cluster may install and run programs: their Python, on the "
+        "hosts of its workers (docs/security.md). `pie run` on a model of its own needs no permission.",
+    )
+    most: int = Field(
+        default=16, ge=1, le=1024, description="Programs that run at a time, at each worker."
+    )
     memory: ByteSize = Field(
         default=ByteSize(1 << 30),
         ge=1 << 28,
@@ -197,6 +204,7 @@ class ProgramSettings(BaseModel):
     output: ByteSize = Field(
         default=ByteSize(1 << 20),
         ge=1024,
-        le=1 << 30,
-        description="What a program may print, and what it may say to its client, each.",
+        le=4 << 20,
+        description="What a program may print, what it may say to its client, and how long its result "
+        "may be, each.",
     )

@@ -16,7 +16,7 @@ from tests.support.serving import Serving
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     """A cluster of two workers with SmolLM2; tests must leave it as it was."""
-    serving = Serving(tmp_path_factory.mktemp("cluster"))
+    serving = Serving(tmp_path_factory.mktemp("cluster"), {"PIE_PROGRAMS__ALLOW": "true"})
     try:
         serving.wait_until_said("Ctrl-C stops it")
         serving.wait_until_ready(workers=2)

@@ -76,6 +76,7 @@ class ProgramToRun:
     name: str
     source: str
     arguments: Mapping[str, str]
+    entry: str = "main"
     salt: str | None = None
     tenant_tag: str = ""
 
@@ -181,7 +182,9 @@ class ProgramHost:
         running = self._programs[number] = RunningProgram(number, process)
         self._put(ProgramBegan(number, program.salt, program.tenant_tag))
         try:
-            begin = Begin(program.name, program.source, dict(program.arguments), self._facts)
+            begin = Begin(
+                program.name, program.source, dict(program.arguments), self._facts, program.entry
+            )
             await process.start(begin)
         except BaseException:
             self._forget(number)

@@ -11,9 +11,7 @@ import logging
 from collections.abc import Callable
 
 from pie.policies.lru import LruRetention
-from pie.tokens.template import ChatTemplate
-from pie.wire.programs import ModelFacts
-from pie.worker.assembly import Assembly, assemble, make_engine, shape_of
+from pie.worker.assembly import assemble, make_engine, make_host
 from pie.worker.commands import StepReport
 from pie.worker.engine import Engine
 from pie.worker.engine_thread import EngineThread
@@ -23,27 +21,6 @@ from pie.worker.settings import ModelSettings, ProgramSettings
 log = logging.getLogger("pie.worker.programs.local")
 
 _STEP_ENDS_S = 30.0
-
-
-def facts_of(assembly: Assembly) -> ModelFacts:
-    """Return what programs may know of a model."""
-    model, shape = assembly.model, shape_of(assembly.model, assembly.context_tokens)
-    return ModelFacts(
-        name=model.name,
-        vocab_size=shape.vocab_size,
-        context_tokens=shape.context_tokens,
-        page_tokens=model.layout.page_tokens,
-        layers=shape.layers,
-        query_heads=shape.query_heads,
-        kv_heads=shape.kv_heads,
-        eos_token_ids=tuple(assembly.tokenizer.eos_token_ids),
-    )
-
-
-def host_of(assembly: Assembly, thread: EngineThread, settings: ProgramSettings) -> ProgramHost:
-    """Return a host of programs for an engine."""
-    template = ChatTemplate.load(assembly.model.folder)
-    return ProgramHost(thread.put, assembly.tokenizer, template, facts_of(assembly), settings)
 
 
 class LocalEngine:
@@ -84,7 +61,7 @@ class LocalEngine:
         assembly = await asyncio.to_thread(assemble, self._model, progress)
         self._engine = make_engine(assembly, self._model, LruRetention, lambda _: None, debug=False)
         self._thread = EngineThread(self._engine, self._reported, self._died)
-        self._host = host_of(assembly, self._thread, self._programs)
+        self._host = make_host(assembly, self._programs, self._thread.put)
         self._thread.start()
 
     async def close(self) -> None:

@@ -30,6 +30,7 @@ _MODULE = "pie.inferlet.process"
 _ENDS_S = 5.0
 """How long a program that has finished, or whose process was killed, may take to be gone."""
 _READ_BYTES = 1 << 16
+_MOST_ERROR_CHARS = 20_000
 _MOST_MESSAGE_BYTES = 64 << 20
 """Of one message of a program, masks above all."""
 
@@ -127,6 +128,8 @@ class ProgramProcess:
             return None
         if isinstance(message, Finished):
             self._finished = message
+            if len(message.result.encode()) > int(self._settings.output):
+                self.kill(EndReason.TOO_MUCH_OUTPUT)
             return None
         return message, frames
 
@@ -180,7 +183,8 @@ class ProgramProcess:
             return Ended(outside, error=_SENTENCES[outside].format(self._settings), output=output)
         if self._finished is not None:
             if self._finished.error:
-                return Ended(EndReason.RAISED, error=self._finished.error, output=output)
+                error = self._finished.error[-_MOST_ERROR_CHARS:]
+                return Ended(EndReason.RAISED, error=error, output=output)
             return Ended(EndReason.FINISHED, result=self._finished.result, output=output)
         if own_end == -signal.SIGXCPU:
             reason = EndReason.TOO_MUCH_CPU
@@ -207,7 +211,7 @@ _SENTENCES = {
     EndReason.CANCELLED: "it was cancelled",
     EndReason.TOO_LONG: "it ran longer than the {0.wall_s} s that a program may take",
     EndReason.TOO_MUCH_CPU: "it used the {0.cpu_s} s of CPU time that a program may use",
-    EndReason.TOO_MUCH_OUTPUT: "it printed or said more than the {0.output} bytes that a program may",
+    EndReason.TOO_MUCH_OUTPUT: "it printed, said or returned more than the {0.output} bytes that a program may",
 }
 
 

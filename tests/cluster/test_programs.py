@@ -1,0 +1,65 @@
+"""Every program that ships, on a live cluster of two workers with SmolLM2."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from pie.inferlet.client import RunEvent, Where, run_upload
+from pie.inferlet.upload import Upload
+from tests.house.tree import ROOT
+from tests.support.serving import Serving, environment
+
+pytestmark = [pytest.mark.live, pytest.mark.xdist_group("cluster"), pytest.mark.timeout(400)]
+
+PROGRAMS = ROOT / "examples/inferlets"
+FEW: dict[str, object] = {"max_tokens": 6}
+ARGUMENTS: dict[str, dict[str, object]] = {
+    "attention-sink": {"prompt": "Tell me about lighthouses.", "window": 24} | FEW,
+    "beam-search": {"prompt": "Name a river.", "width": 2} | FEW,
+    "cache-explorer": {"prompt": "One light.|One light. And another one."},
+    "consensus": {"prompt": "What is two and two?", "answers": 2} | FEW,
+    "prefix-tree": {"document": "The light is red.", "questions": "Which colour?|What?"} | FEW,
+    "snapkv-eviction": {"prompt": "The sea was calm, and the gulls were loud. " * 6} | FEW,
+    "speculative": {"prompt": "Say again and again: a b a b a b a b"} | FEW,
+    "tova-attention": {"prompt": "Why is the sky blue?", "budget": 24} | FEW,
+    "trackb-h2o": {"prompt": "Why is the sea salty?", "heavy": 12, "recent": 12} | FEW,
+}
+
+
+async def ran(cluster: Serving, name: str) -> list[RunEvent]:
+    upload = Upload(f"{name}.py", (PROGRAMS / f"{name}.py").read_text("utf-8"), "main")
+    stream = run_upload(upload, Where(cluster.url), {"arguments": ARGUMENTS[name]})
+    return [event async for event in stream]
+
+
+async def test_all_programs_run_and_both_workers_take_some(cluster: Serving) -> None:
+    assert set(ARGUMENTS) == {path.stem for path in PROGRAMS.glob("*.py")}
+    told = await asyncio.gather(*(ran(cluster, name) for name in ARGUMENTS))
+    for name, events in zip(ARGUMENTS, told, strict=True):
+        assert events[-1].reason == "finished", f"{name}: {events[-1].error}"
+        assert events[-1].result, name
+    assert set(Counter(events[0].worker for events in told)) == {"worker-0", "worker-1"}
+
+
+def test_pie_run_runs_a_program_at_a_router(cluster: Serving, tmp_path: Path) -> None:
+    words = ["--prompt", "What is a lighthouse?", "--max-tokens", "8"]
+    path = str(PROGRAMS / "attention-sink.py")
+    done = subprocess.run(
+        [sys.executable, "-m", "pie.cluster", "run", "--at", cluster.url, path, *words],
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    said, answer = done.stdout.splitlines()[:2]
+    assert " slots written" in said
+    assert answer
