@@ -111,6 +111,7 @@ class _Process:
         self._say = say
         self._place = PlaceId(config.pool.name or f"pool-{socket.gethostname()}")
         self._end = asyncio.Event()
+        self._is_signalled = False
         self._dead: BaseException | None = None
 
     async def run(self) -> None:
@@ -132,16 +133,14 @@ class _Process:
             on_drained=self._end.set,
         )
         try:
-            record = await node.start()
-        except (AddressError, PoolError) as error:
-            await node.close()
-            raise StartError(f"{self._place}: {error}") from error
-        self._say(
-            f"Pool node {self._place} serves at {record.address}; Ctrl-C or SIGTERM stops it."
-        )
-        try:
-            await self._end.wait()
-            if self._dead is None:
+            record = await self._start(node)
+            if record is not None:
+                self._say(
+                    f"Pool node {self._place} serves at {record.address}; "
+                    "Ctrl-C or SIGTERM stops it."
+                )
+                await self._end.wait()
+            if record is not None and self._dead is None:
                 pool = config.pool
                 await node.drain(
                     pool.drain_timeout_s if pool.drain_on_stop else config.cluster.drain_timeout_s
@@ -150,6 +149,24 @@ class _Process:
             await node.close()
         if self._dead is not None:
             raise StartError(f"{self._dead}: every node needs a name of its own") from self._dead
+
+    async def _start(self, node: PoolNode) -> PlaceRecord | None:
+        """Start the node; None where it is to end before its disks have answered.
+
+        Raises:
+            StartError: It cannot start.
+        """
+        starting = asyncio.create_task(node.start())
+        ending = asyncio.create_task(self._end.wait())
+        try:
+            await asyncio.wait((starting, ending), return_when=asyncio.FIRST_COMPLETED)
+            return starting.result() if starting.done() else None
+        except (AddressError, PoolError) as error:
+            raise StartError(f"{self._place}: {error}") from error
+        finally:
+            starting.cancel()
+            ending.cancel()
+            await asyncio.gather(starting, ending, return_exceptions=True)
 
     async def _refuse_if_up(self) -> None:
         """See whether another process runs a node of this name.
@@ -190,8 +207,10 @@ class _Process:
         self._end.set()
 
     def _signalled(self, number: int) -> None:
-        if self._end.is_set():
+        # Counted by themselves: a node that was emptied, or is fenced, ends without one.
+        if self._is_signalled:
             _end_now(number)
+        self._is_signalled = True
         log.info("%s stops; once more ends it at once", self._place)
         self._end.set()
 

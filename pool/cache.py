@@ -17,12 +17,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import wait
 from typing import NamedTuple, Protocol
 
 from pie.index.contract import IndexWriter
 from pie.page.events import PageEntry
 from pie.page.format import PageHeader
 from pie.page.lookup import LookupStatus
+from pie.pool.side_threads import CLOSE_S, SideThreads
 from pie.pool.tier import BadPages, PageId, StoredPage, TierKind, entry_of, id_of
 from pie.pool.tier_stack import Level, Loss, TierStack
 
@@ -107,10 +109,10 @@ class TieredCache:
         """Whether there is a tier below the first, so that a store or a load may wait for it."""
         return len(self._shelves) > 1
 
-    def is_quick(self, page: PageId) -> bool:
-        """Say whether a load of a page, or a miss, does not wait for a lower tier."""
-        first, *lower = self._tiers
-        return first.lookup(page) is _HIT or not any(tier.lookup(page) is _HIT for tier in lower)
+    def level_of(self, page: PageId) -> int:
+        """Return the level of the first tier that has a page; 0 where none has."""
+        levels = range(len(self._tiers))
+        return next((at for at in levels if self._tiers[at].lookup(page) is _HIT), 0)
 
     @property
     def used_bytes(self) -> int:
@@ -202,13 +204,23 @@ class TieredCache:
                 self._moves.keep_soon(page, is_persistent=self._is_persistent(page))
         return good
 
-    def prepare_load(self, page: PageId, *, is_use: bool = True) -> Loan | LookupStatus:
+    def prepare_load(
+        self, page: PageId, *, is_use: bool = True, levels: int | None = None
+    ) -> Loan | LookupStatus:
         """Lend a page, checked, from the first tier that has it.
 
-        Counts as a use of it, unless it is only copied elsewhere.
+        Counts as a use of it, unless it is only copied elsewhere. A caller who must not wait for all
+        tiers says how many `levels` may be asked; where one below has the page, the answer is
+        `RETRY`, and that is not counted.
         """
         best = LookupStatus.MISS
         for at, shelf in enumerate(self._shelves):
+            if levels is not None and at >= levels:
+                status = self._tiers[at].lookup(page)
+                if status is _HIT:
+                    return LookupStatus.RETRY
+                best = status or best
+                continue
             stored = shelf.level.tier.prepare_load(page)
             if isinstance(stored, StoredPage):
                 with self._lock:
@@ -254,6 +266,10 @@ class TieredCache:
             tier.expect(wanted)
             if tier is not lower[-1]:
                 wanted = [page for page in wanted if tier.lookup(page) is not _HIT]
+
+    def is_leaving(self, loan: Loan) -> bool:
+        """Say whether a lent page leaves with its last loan, whose end may wait for the tier."""
+        return self._tiers[loan.level].lookup(id_of(loan.page.header)) is not _HIT
 
     def complete_load(self, loan: Loan) -> None:
         """End a loan."""
@@ -372,14 +388,24 @@ class TieredCache:
         """Return how many pages each tier holds, by the tier's name."""
         return {s.level.tier.kind.name.lower(): len(s.held) for s in self._shelves}
 
-    def close(self) -> None:
-        """Close all tiers. The index is told nothing: a place that closes is withdrawn."""
+    def close(self, limit_s: float = CLOSE_S) -> bool:
+        """Close all tiers at once; say whether they did within `limit_s`.
+
+        A tier that hangs keeps no other one from closing and is left behind. The index is told
+        nothing: a place that closes is withdrawn.
+        """
+        threads = SideThreads("pie-pool-close", len(self._tiers))
+        closing = [threads.submit(tier.close) for tier in self._tiers]
+        done, hanging = wait(closing, limit_s)
+        threads.close(0.0 if hanging else CLOSE_S)
         for shelf in self._shelves:
-            shelf.level.tier.close()
             with self._lock:
                 for page in shelf.held:
                     shelf.level.manager.removed(page.key, page.part)
                 shelf.held.clear()
+        for each in done:
+            each.result()
+        return not hanging
 
     def check(self) -> None:
         """Assert that records, tiers and managers agree. Only while nobody uses the cache."""

@@ -18,6 +18,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from pie.index.contract import IndexMode, IndexReader, PlaceRecord
 from pie.page.events import PlaceId
@@ -30,12 +31,15 @@ from pie.pool.links import NodeLinks
 from pie.pool.pace import Pace
 from pie.pool.placement import Placement
 from pie.pool.rebalance import GroupMove, plan
+from pie.pool.side_threads import SideThreads
 from pie.pool.tier import PageId, TierKind, id_of
 from pie.wire.errors import WireError
 from pie.wire.ids import new_request_id
 from pie.wire.messages import PutPages, PutStatus, StoreWanted
 
 log = logging.getLogger("pie.pool.migration")
+
+T = TypeVar("T")
 
 _LOOK_S = 0.5
 _AGAIN_S = 2.0
@@ -52,6 +56,8 @@ _GRACE_SHARE = 0.25
 """Of the time that a node has to empty itself, if that is less."""
 _NOBODY_S = 2.0
 """How long a node that is to be emptied looks for others: the index tells of a new one within a second."""
+_CLOSE_S = 0.1
+"""How long closing waits for a disk, on the event loop."""
 _THERE = frozenset({int(PutStatus.STORED), int(PutStatus.HELD)})
 
 
@@ -115,6 +121,7 @@ class Migration:
         self._silent: set[PlaceId] = set()
         """Nodes that did not answer in this round: they are not asked again before the next."""
         self._turn = asyncio.Lock()
+        self._thread = SideThreads("pie-pool-move")
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -122,7 +129,14 @@ class Migration:
         self._task = asyncio.create_task(self._run(), name=f"migrate {self._here}")
 
     async def close(self) -> None:
-        """Stop; a page that is on its way may or may not arrive, and stays here."""
+        """Stop for good; a page that is on its way may or may not arrive, and stays here.
+
+        A disk that hangs keeps the thread, and nobody else.
+        """
+        await self._stop()
+        self._thread.close(_CLOSE_S)
+
+    async def _stop(self) -> None:
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -135,7 +149,7 @@ class Migration:
         """
         began_s = self._clock()
         until_s = began_s + timeout_s
-        await self.close()
+        await self._stop()
         held = sum(header.raw_bytes for header in self._cache.headers(self._tiers))
         if self._bytes_per_s:
             self._pace = Pace(max(self._bytes_per_s, 2 * held / max(timeout_s, 0.1)), self._clock())
@@ -194,7 +208,7 @@ class Migration:
             self._grace.begin(_signature(nodes))
             self._silent.clear()
             placement = Placement(nodes, self._replication)
-            moves = await asyncio.to_thread(self._plan, placement)
+            moves = await self._in_thread(lambda: self._plan(placement))
             self.to_move = sum(len(move.pages) for move in moves)
             done = True
             try:
@@ -216,18 +230,16 @@ class Migration:
         if not move.leaves:
             return len(there) == len(move.pages)
         now_s = self._clock()
-        gone = 0
-        for page in move.pages:
-            # One that is being read goes at the next round.
-            if (
-                page in there
-                and self._grace.may_leave(page, now_s)
-                and self._cache.remove(page, self._tiers)
-            ):
-                self._grace.left(page)
-                gone += 1
-        self.counters.left += gone
-        return gone == len(move.pages)
+        going = [p for p in move.pages if p in there and self._grace.may_leave(p, now_s)]
+        gone = await self._in_thread(lambda: self._remove(going)) if going else []
+        for page in gone:
+            self._grace.left(page)
+        self.counters.left += len(gone)
+        return len(gone) == len(move.pages)
+
+    def _remove(self, pages: list[PageId]) -> list[PageId]:
+        """Remove pages, and return those that went; one that is being read goes at the next round."""
+        return [page for page in pages if self._cache.remove(page, self._tiers)]
 
     async def _hand(self, pages: tuple[PageId, ...], target: PlaceRecord) -> set[PageId]:
         """Bring pages to a node; return those that it has now."""
@@ -289,17 +301,38 @@ class Migration:
                 raise
             return loans
 
-        borrowing = asyncio.create_task(asyncio.to_thread(borrow))
-        try:
-            return await asyncio.shield(borrowing)
-        except asyncio.CancelledError:
-            # The thread goes on, and what it borrows must come back.
-            self._give_back(await borrowing)
-            raise
+        return await self._in_thread(borrow, undo=self._give_back)
 
     def _give_back(self, loans: list[Loan]) -> None:
+        """End loans, those of pages that leave with them on the thread: a disk has to remove them."""
+        leaving = []
+        for loan in loans:
+            if self._cache.is_leaving(loan):
+                leaving.append(loan)
+            else:
+                self._cache.complete_load(loan)
+        if leaving:
+            with contextlib.suppress(
+                RuntimeError
+            ):  # The node is closed, and all loans end with it.
+                self._thread.submit(self._end, leaving)
+
+    def _end(self, loans: list[Loan]) -> None:
         for loan in loans:
             self._cache.complete_load(loan)
+
+    async def _in_thread(
+        self, work: Callable[[], T], *, undo: Callable[[T], None] = lambda _: None
+    ) -> T:
+        """Do work that may wait for a disk; what comes of it is undone where nobody waits any more."""
+        future = asyncio.get_running_loop().run_in_executor(self._thread, work)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            future.add_done_callback(
+                lambda done: None if done.cancelled() or done.exception() else undo(done.result())
+            )
+            raise
 
 
 def _signature(nodes: Mapping[PlaceId, PlaceRecord]) -> frozenset[tuple[object, ...]]:

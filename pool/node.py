@@ -10,7 +10,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import quote
 
 from msgspec import structs
@@ -29,6 +28,7 @@ from pie.pool.cache import Level, TieredCache
 from pie.pool.checksum import Checksum
 from pie.pool.disk import DiskTier
 from pie.pool.index_relay import IndexRelay
+from pie.pool.lanes import Lanes
 from pie.pool.links import NodeLinks
 from pie.pool.migration import Migration
 from pie.pool.mover import Mover
@@ -38,6 +38,7 @@ from pie.pool.ram import RamTier
 from pie.pool.sealing import Sealing, SealingCounters
 from pie.pool.serving import PoolService
 from pie.pool.settings import PoolSettings
+from pie.pool.side_threads import SideThreads, within
 from pie.pool.status import PoolStatus
 from pie.pool.tier import TierKind
 from pie.wire.figures import report
@@ -50,8 +51,13 @@ log = logging.getLogger("pie.pool.node")
 
 _OWN_TIERS = (TierKind.POOL_RAM, TierKind.POOL_DISK)
 """What a node has for itself: the pages of these are moved, and their budgets are its share."""
-_WAITING_THREADS = 3
-"""For each lower tier, beside those that check: who waits for it must not keep RAM waiting."""
+_SAVE_SHARE = 0.25
+"""Of the time to drain, at least, for what other nodes have not taken."""
+_LAST_PAGE_S = 1.0
+"""How long saving may take beyond its time: the page under way."""
+_CLOSE_S = 10.0
+"""How long closing waits for what a disk is doing; a bucket has its own limit three times besides: for
+what is asked of it, what waits to be written and the list of that."""
 _LOCK_TIMEOUT_S = 10.0
 """How long a process that was told to end, or is being killed, may still hold the folder."""
 
@@ -125,6 +131,7 @@ class PoolNode:
                 on_lost=self._changed,
             )
             levels.append(Level(self._disk, RetentionManager(disk_retention, name=f"{place} disk")))
+        self._close_s = _CLOSE_S
         self._object: ObjectTier | None = None
         if settings.object_bucket:
             self._object = _object_tier(
@@ -137,6 +144,7 @@ class PoolNode:
                 ),
                 self._changed,
             )
+            self._close_s += 3 * settings.object_timeout_s
             manager = RetentionManager(object_retention, name=f"{place} object")
             levels.append(Level(self._object, manager))
         own = (level.tier for level in levels if level.tier.kind in _OWN_TIERS)
@@ -144,9 +152,8 @@ class PoolNode:
         self._cache = TieredCache(levels, index=self._relay)
         keeps = self._object is not None and settings.object_write_through
         self._mover = Mover(self._cache, keeps=keeps)
-        threads = settings.check_threads + _WAITING_THREADS * (len(levels) - 1)
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="pie-pool")
-        self._service = PoolService(self._cache, self._threads, settings)
+        self._lanes = Lanes(settings.check_threads, len(levels))
+        self._service = PoolService(self._cache, self._lanes, settings)
         self._server = WireServer(
             address or "tcp://127.0.0.1:0",
             self._handle,
@@ -199,7 +206,9 @@ class PoolNode:
             FolderInUseError: Another process keeps its pages in this node's folder.
         """
         if self._cache.is_tiered:
-            await asyncio.to_thread(self._open_lower)
+            opening = SideThreads("pie-pool-open")
+            await asyncio.get_running_loop().run_in_executor(opening, self._open_lower)
+            opening.close()
         address = await self._server.start()
         self._record = PlaceRecord(
             place=self.place,
@@ -230,18 +239,26 @@ class PoolNode:
         """Refuse new stores and wait, at most so long, until what is under way is done.
 
         Where the settings say so, other nodes are handed all pages first. What only RAM holds after that
-        goes to the next tier, as far as the time lasts.
+        goes to the next tier, as far as the time lasts: a quarter of it is left for that.
         """
         until_s = time.monotonic() + timeout_s
+        save_s = _SAVE_SHARE * timeout_s if self._cache.is_tiered else 0.0
         self._service.drain()
         if self._settings.drain_on_stop:
-            await self.empty(timeout_s)
+            await self.empty(timeout_s - save_s)
         try:
-            async with asyncio.timeout(max(0.0, until_s - time.monotonic())):
+            async with asyncio.timeout(max(0.0, until_s - save_s - time.monotonic())):
                 await self._service.idle()
         except TimeoutError:
-            log.warning("%s: transfers still under way after %.1f s", self.place, timeout_s)
-        await asyncio.to_thread(self._cache.save, until_s)
+            log.warning(
+                "%s: transfers still under way after %.1f s", self.place, timeout_s - save_s
+            )
+        await asyncio.to_thread(self._save, until_s)
+
+    def _save(self, until_s: float) -> None:
+        limit_s = until_s - time.monotonic() + _LAST_PAGE_S
+        if not within(limit_s, "pie-save", lambda: self._cache.save(until_s)):
+            log.warning("%s: a page is not in the next tier yet; no more are saved", self.place)
 
     async def empty(self, timeout_s: float) -> tuple[int, int]:
         """Take no more pages and hand all to other nodes, as far as that goes in time.
@@ -261,7 +278,10 @@ class PoolNode:
         return moved, left
 
     async def close(self) -> None:
-        """Stop at once and leave nothing behind: the index forgets the node."""
+        """Stop at once: the index forgets the node.
+
+        Nothing is left behind but a thread that a disk holds for longer than a few seconds.
+        """
         self._service.drain()
         if self._emptying is not None:
             self._emptying.cancel()
@@ -272,12 +292,13 @@ class PoolNode:
         if self._feed is not None:
             await self._feed.close()
         # No handler runs any more; a copy that a thread has begun ends within milliseconds.
-        await asyncio.to_thread(self._threads.shutdown, wait=True)
+        await asyncio.to_thread(self._lanes.close)
         await asyncio.to_thread(self._mover.close)
         if self._publisher is not None:
             self._relay.connect(None)
             await self._publisher.close()
-        await asyncio.to_thread(self._cache.close)
+        if not await asyncio.to_thread(self._cache.close, self._close_s):
+            log.warning("%s: its tiers do not close and are left behind", self.place)
 
     def status(self) -> PoolStatus:
         """Return the node's numbers."""

@@ -6,7 +6,8 @@ what is kept (`pie.pool.cache`).
 Pages are sent from the arena without a copy: the loan ends when zmq no longer reads it. Payloads
 are copied and hashed on the event loop while they are small and on a thread otherwise, because a
 change of threads costs as much as 512 KiB: a get of 360 KiB takes 0.36 ms
-without and 0.45 ms with one. What has to wait for a lower tier never happens on the event loop.
+without and 0.45 ms with one. What has to wait for a lower tier never happens on the event loop, nor
+where others wait for a nearer one (`pie.pool.lanes`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from pie.pool.cache import Loan, TieredCache
 from pie.pool.claims import Claims
 from pie.pool.copying import copy_payload
 from pie.pool.errors import NotSharedError
+from pie.pool.lanes import Lanes
 from pie.pool.settings import PoolSettings
 from pie.pool.shared_memory import MappedArea
 from pie.pool.tier import PageId, id_of
@@ -77,7 +79,7 @@ class PoolService:
     def __init__(
         self,
         cache: TieredCache,
-        threads: Executor,
+        lanes: Lanes,
         settings: PoolSettings,
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -89,7 +91,7 @@ class PoolService:
         self.sent_bytes = 0
         self.received_bytes = 0
         self._cache = cache
-        self._threads = threads
+        self._lanes = lanes
         self._clock = clock
         self._writers: set[bytes] = set()
         self._areas: dict[bytes, MappedArea] = {}
@@ -203,20 +205,6 @@ class PoolService:
                 lending.add_done_callback(self._unsent)
                 lending.cancel()
 
-    async def _lend(
-        self, batch: Sequence[tuple[PageId, int]], rooms: Sequence[memoryview | None]
-    ) -> list[_Lent]:
-        """Lend the pages of a batch, or put them into the first of `rooms`."""
-        pages = [page for page, _ in batch]
-        lent = await self._in_thread(
-            sum(size for _, size in batch),
-            functools.partial(self._borrow, pages, rooms[: len(pages)]),
-            undo=self._give_back,
-            is_quick=all(map(self._cache.is_quick, pages)),
-        )
-        self._lent(sum(isinstance(loan, Loan) for loan in lent))
-        return lent
-
     async def _send_batch(
         self, peer: Peer, request_id: str, position: int, lent: list[_Lent]
     ) -> None:
@@ -270,20 +258,54 @@ class PoolService:
             return [None] * len(message.pages)
         return [area.slot(offset, size) if size else None for offset, size in message.slots]
 
-    def _borrow(self, pages: Sequence[PageId], rooms: Sequence[memoryview | None]) -> list[_Lent]:
-        """Lend pages, or put them where the client has room for them."""
-        self._cache.expect(pages)
+    async def _lend(
+        self, batch: Sequence[tuple[PageId, int]], rooms: Sequence[memoryview | None]
+    ) -> list[_Lent]:
+        """Lend the pages of a batch, or put them into the first of `rooms`.
+
+        Begins where the first page is; from one that lies lower on, it goes on in that tier's lane.
+        """
+        pages = [page for page, _ in batch]
+        is_small = sum(size for _, size in batch) <= _INLINE_BYTES
+        lent: list[_Lent] = []
+        try:
+            for level in range(self._cache.level_of(pages[0]), len(self._cache.tiers)):
+                at = len(lent)
+                work = functools.partial(self._borrow, pages[at:], rooms[at : len(pages)], level)
+                if not level and is_small:
+                    more = work()
+                else:
+                    more = await self._in_thread(self._lanes.load(level), work, self._give_back)
+                lent += more
+                if len(lent) == len(pages):
+                    break
+        except BaseException:
+            self._give_back(lent)
+            raise
+        self._lent(sum(isinstance(loan, Loan) for loan in lent))
+        return lent
+
+    def _borrow(
+        self, pages: Sequence[PageId], rooms: Sequence[memoryview | None], level: int
+    ) -> list[_Lent]:
+        """Lend pages from tiers down to `level`, up to the first one that needs a lower one."""
+        if level:
+            self._cache.expect(pages)
+        is_last = level == len(self._cache.tiers) - 1
         lent: list[_Lent] = []
         try:
             for page, room in zip(pages, rooms, strict=True):
-                lent.append(self._borrow_page(page, room))
+                one = self._borrow_page(page, room, level)
+                if one is LookupStatus.RETRY and not is_last:
+                    break
+                lent.append(one)
         except BaseException:
             self._give_back(lent)
             raise
         return lent
 
-    def _borrow_page(self, page: PageId, room: memoryview | None) -> _Lent:
-        loan = self._cache.prepare_load(page)
+    def _borrow_page(self, page: PageId, room: memoryview | None, level: int) -> _Lent:
+        loan = self._cache.prepare_load(page, levels=level + 1)
         if room is None or not isinstance(loan, Loan) or loan.page.payload.nbytes > room.nbytes:
             return loan
         try:
@@ -295,7 +317,17 @@ class PoolService:
     def _give_back(self, loans: Sequence[_Lent]) -> None:
         for loan in loans:
             if isinstance(loan, Loan):
-                self._cache.complete_load(loan)
+                self._end_loan(loan)
+
+    def _end_loan(self, loan: Loan) -> None:
+        """End a loan, not on this thread where a tier has to remove the page."""
+        if loan.level and self._cache.is_leaving(loan):
+            with contextlib.suppress(
+                RuntimeError
+            ):  # The node is closed, and all loans end with it.
+                self._lanes.load(loan.level).submit(self._cache.complete_load, loan)
+        else:
+            self._cache.complete_load(loan)
 
     def _lent(self, count: int) -> None:
         self.loans += count
@@ -303,7 +335,7 @@ class PoolService:
 
     def _ender(self, loan: Loan) -> Callable[[], None]:
         def end() -> None:
-            self._cache.complete_load(loan)
+            self._end_loan(loan)
             self._lent(-1)
 
         return end
@@ -317,19 +349,20 @@ class PoolService:
             )
         size = sum(frame.nbytes for frame in frames)
         puts = list(zip(message.headers, frames, strict=True))
-        statuses: list[PutStatus | None] = [None] * len(puts)
-        if size <= _INLINE_BYTES:
-            may_evict = message.may_evict and not self._cache.is_tiered
-            statuses = [self._take_page(*put, may_evict=may_evict) for put in puts]
-        if None in statuses and (message.may_evict or size > _INLINE_BYTES):
-            statuses = await self._in_thread(
-                size,
-                lambda: [
-                    self._take_page(*put, may_evict=message.may_evict) if status is None else status
-                    for put, status in zip(puts, statuses, strict=True)
-                ],
-                is_quick=False,
-            )
+        may_wait = message.may_evict and self._cache.is_tiered
+
+        def take(statuses: Sequence[PutStatus | None], may_evict: bool) -> list[PutStatus | None]:
+            return [
+                self._take_page(*put, may_evict=may_evict) if status is None else status
+                for put, status in zip(puts, statuses, strict=True)
+            ]
+
+        quick = functools.partial(take, [None] * len(puts), message.may_evict and not may_wait)
+        is_small = size <= _INLINE_BYTES
+        statuses = quick() if is_small else await self._in_thread(self._lanes.check, quick)
+        if None in statuses and may_wait:
+            evicting = functools.partial(take, statuses, True)
+            statuses = await self._in_thread(self._lanes.store, evicting)
         for header, frame in zip(message.headers, frames, strict=True):
             self.claims.end(id_of(header))
             self.received_bytes += frame.nbytes
@@ -360,19 +393,12 @@ class PoolService:
 
     async def _in_thread(
         self,
-        size: int,
+        threads: Executor,
         work: Callable[[], T],
         undo: Callable[[T], None] | None = None,
-        *,
-        is_quick: bool,
     ) -> T:
-        """Do `work` on `size` bytes where it disturbs least; `undo` it if nobody waits any more.
-
-        Only what is quick, because it waits for no disk, may be done on the event loop.
-        """
-        if is_quick and size <= _INLINE_BYTES:
-            return work()
-        future = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        """Do `work` beside the event loop; `undo` it if nobody waits any more."""
+        future = asyncio.get_running_loop().run_in_executor(threads, work)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:

@@ -32,12 +32,12 @@ from pie.pool.mover import Mover
 from pie.pool.ram import RamTier
 from pie.pool.sealing import Sealing, SealingCounters
 from pie.pool.settings import Compression
+from pie.pool.side_threads import within
 from pie.pool.tier import PageId, StoredPage, id_of
 from pie.worker.batch import PageSlot
 from pie.worker.load_choice import LoadTier, Run
 from pie.worker.page_copies import CopiedPart, PageCopies, Piece
 from pie.worker.page_table import FrozenPage
-from pie.worker.side_thread import within
 
 log = logging.getLogger("pie.worker.lower_tiers")
 
@@ -264,7 +264,7 @@ class LowerTiers:
         Each of the mover and the tiers is left behind after `limit_s`.
         """
         self._mover.close(limit_s)
-        if not within(limit_s, "pie-close", self._cache.close):
+        if not self._cache.close(limit_s):
             log.warning("the lower tiers do not close within %g s and are left behind", limit_s)
 
     def check(self) -> None:

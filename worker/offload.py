@@ -22,6 +22,7 @@ from pie.page.events import Part
 from pie.page.layout import PageLayout
 from pie.page.lookup import LookupStatus
 from pie.pool.placement import GROUP_PAGES, group_keys
+from pie.pool.side_threads import CLOSE_S, SideThreads
 from pie.pool.tier import PageId, StoredPage, id_of
 from pie.wire.messages import LoadDecision
 from pie.worker.batch import StateSlot
@@ -41,7 +42,6 @@ from pie.worker.page_copies import PageCopies, Piece
 from pie.worker.page_pool import PagePool
 from pie.worker.rates import Rate
 from pie.worker.sequence import Sequence
-from pie.worker.side_thread import CLOSE_S, SideThread
 from pie.worker.stalls import Stalls
 from pie.worker.stores import PageToStore
 from pie.worker.storing import Storing
@@ -101,7 +101,7 @@ class Offload:
         self._loop = asyncio.get_running_loop()
         self._storing = Storing(copies, pool=pool, tiers=tiers)
         # One that waits for the disk must not keep the others waiting.
-        self._loading = {tier: SideThread(f"pie-load-{tier}") for tier in LoadTier}
+        self._loading = {tier: SideThreads(f"pie-load-{tier}") for tier in LoadTier}
         self._jobs: set[LoadJob] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.choice = LoadChoice(copies.names.layout.page_tokens)

@@ -13,13 +13,13 @@ import time
 from collections.abc import Iterator, Sequence as Many
 
 from pie.page.events import Part
+from pie.pool.side_threads import SideThreads
 from pie.pool.tier import id_of
 from pie.wire.messages import PutStatus
 from pie.worker.commands import StoreEnded
 from pie.worker.lower_tiers import LowerTiers
 from pie.worker.page_copies import CopiedPart, PageCopies
 from pie.worker.page_pool import PagePool
-from pie.worker.side_thread import SideThread
 from pie.worker.stores import PageToStore
 
 log = logging.getLogger("pie.worker.storing")
@@ -50,12 +50,12 @@ class Storing:
         self._pool = pool
         self._tiers = tiers
         # One that waits for the disk must not keep the other waiting.
-        self._copying = SideThread("pie-copy")
-        self._putting = SideThread("pie-store")
+        self._copying = SideThreads("pie-copy")
+        self._putting = SideThreads("pie-store")
         self._is_putting = False
 
     @property
-    def threads(self) -> tuple[SideThread, ...]:
+    def threads(self) -> tuple[SideThreads, ...]:
         """The threads that it copies on, for who closes it."""
         return self._copying, self._putting
 

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from pie.cluster import pool_process
+from pie.cluster.config import PieConfig
 from pie.index.feed import MirrorFeed
 from pie.index.mirror import Mirror
 from pie.index.settings import IndexSettings
+from pie.page.events import Epoch, PlaceId
 from pie.pool.client import PoolClient
+from pie.pool.files import Files
+from pie.pool.node import PoolNode
 from pie.pool.settings import PoolSettings
 from pie.wire.messages import PutStatus
 from tests.pool.places import SamplePages, until
@@ -145,3 +152,40 @@ def test_what_keeps_a_node_from_starting_is_said_in_a_sentence(
     assert done.returncode == 2
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_signal_to_a_node_that_ends_already_does_not_end_it_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(pool_process, "_end_now", ended.append)
+    process = pool_process._Process(PieConfig(), SECRET, print)
+    process._end.set()  # As it is once somebody has emptied it.
+    process._signalled(signal.SIGTERM)
+    assert ended == []
+    process._signalled(signal.SIGTERM)
+    assert ended == [signal.SIGTERM]
+
+
+async def test_a_node_whose_disk_hangs_at_the_start_ends_at_one_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, over = threading.Event(), threading.Event()
+
+    def hang(_files: Files, _path: Path) -> None:
+        began.set()
+        assert over.wait(60)
+
+    monkeypatch.setattr(Files, "make_folder", hang)
+    settings = PoolSettings.model_validate(
+        {"ram_budget": "1MiB", "disk_budget": "32MiB", "disk_folders": [str(tmp_path)]}
+    )
+    node = PoolNode(PlaceId("slow"), settings, index_url=None, epoch=Epoch(1))
+    process = pool_process._Process(PieConfig(), SECRET, print)
+    starting = asyncio.create_task(process._start(node))
+    assert await asyncio.to_thread(began.wait, 10)
+    process._signalled(signal.SIGTERM)
+    async with asyncio.timeout(20):
+        assert await starting is None
+        await node.close()
+    over.set()

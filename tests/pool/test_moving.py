@@ -141,9 +141,12 @@ def test_who_may_not_wait_is_told_to_ask_again(stack: Stack) -> None:
         number += 1
     assert stack.cache.counters.no_room == stack.cache.counters.evicted == 0
     assert stack.put(number)
-    assert stack.cache.is_quick(_page(number))
-    assert stack.cache.is_quick(_page(999)), "a miss is quick"
-    assert not stack.cache.is_quick(_page(0))
+    assert [stack.cache.level_of(_page(each)) for each in (number, 999, 0)] == [0, 0, 1]
+    misses = stack.cache.counters.misses
+    assert stack.cache.prepare_load(_page(0), levels=1) is LookupStatus.RETRY
+    assert stack.cache.counters.misses == misses
+    assert stack.cache.prepare_load(_page(999), levels=1) is LookupStatus.MISS
+    assert stack.cache.counters.misses == misses + 1
 
 
 def test_many_threads_and_a_mover_refuse_and_lose_nothing(stack: Stack) -> None:

@@ -1,6 +1,6 @@
-"""A thread that does one thing after another beside the others.
+"""Threads that do work beside the others.
 
-Covers its queue, and ending it without waiting for ever. Does not cover what it does. A pool of
+Covers their queue, and ending them without waiting for ever. Does not cover what they do. A pool of
 threads from the standard library is joined when the interpreter ends, and a disk that hangs would
 hold the process.
 """
@@ -12,26 +12,35 @@ import functools
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-log = logging.getLogger("pie.worker.side_thread")
+log = logging.getLogger("pie.pool.side_threads")
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 CLOSE_S = 5.0
-"""How long the end of a thread waits for what it is doing."""
+"""How long the end of threads waits for what they are doing."""
 
 
-class SideThread(concurrent.futures.Executor):
-    """An executor of one daemon thread. Who hands it work bounds how much waits."""
+class SideThreads(concurrent.futures.Executor):
+    """An executor of daemon threads. Who hands it work bounds how much waits."""
 
-    def __init__(self, name: str) -> None:
-        """Be ready; the thread starts with the first piece of work, and log lines call it `name`."""
+    def __init__(self, name: str, threads: int = 1) -> None:
+        """Be ready; a thread starts when work comes and no other is free.
+
+        Args:
+            name: What log lines call them.
+            threads: How many there are at most; one does one thing after another.
+        """
         self._name = name
+        self._most = threads
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
+        self._left = 0
+        """Pieces of work that wait or are being done."""
         self._closed = False
         self._lock = threading.Lock()
 
@@ -41,15 +50,17 @@ class SideThread(concurrent.futures.Executor):
         """Queue a call.
 
         Raises:
-            RuntimeError: The thread has been closed.
+            RuntimeError: The threads have been closed.
         """
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
         with self._lock:
             if self._closed:
                 raise RuntimeError(f"{self._name} has been closed")
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
+            self._left += 1
+            if len(self._threads) < min(self._left, self._most):
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                thread.start()
+                self._threads.append(thread)
             self._work.put(
                 functools.partial(self._do, future, functools.partial(fn, *args, **kwargs))
             )
@@ -58,18 +69,19 @@ class SideThread(concurrent.futures.Executor):
     def close(self, limit_s: float = CLOSE_S) -> bool:
         """Give up what waits, end after what is being done, and say whether that was in time.
 
-        A thread that does not end in time is left behind, and told of in the log.
+        Threads that do not end in time are left behind, and told of in the log.
         """
         with self._lock:
             self._closed = True
-            thread = self._thread
-            self._work.put(None)
-        if thread is None:
-            return True
-        thread.join(max(0.0, limit_s))
-        if thread.is_alive():
+            for _ in self._threads:
+                self._work.put(None)
+        until_s = time.monotonic() + limit_s
+        for thread in self._threads:
+            thread.join(max(0.0, until_s - time.monotonic()))
+        ended = not any(thread.is_alive() for thread in self._threads)
+        if not ended:
             log.warning("%s does not end within %.1f s and is left behind", self._name, limit_s)
-        return not thread.is_alive()
+        return ended
 
     def _do(self, future: concurrent.futures.Future[T], work: Callable[[], T]) -> None:
         if self._closed:
@@ -83,16 +95,20 @@ class SideThread(concurrent.futures.Executor):
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
-            work()
+            try:
+                work()
+            finally:
+                with self._lock:
+                    self._left -= 1
 
 
-def within(limit_s: float, name: str, work: Callable[[], None]) -> bool:
+def within(limit_s: float, name: str, work: Callable[[], object]) -> bool:
     """Do work on a thread that is left behind at the limit; say whether it ended in time.
 
     Raises:
         Exception: What the work raised, in time.
     """
-    thread = SideThread(name)
+    thread = SideThreads(name)
     done = thread.submit(work)
     concurrent.futures.wait([done], min(max(0.0, limit_s), threading.TIMEOUT_MAX))
     ended = done.done()

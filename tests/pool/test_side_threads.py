@@ -7,11 +7,11 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from pie.worker.side_thread import SideThread, within
+from pie.pool.side_threads import SideThreads, within
 
 
 def test_it_does_one_thing_after_another_and_hands_back_what_came() -> None:
-    thread = SideThread("side")
+    thread = SideThreads("side")
     done: list[int] = []
     futures = [thread.submit(done.append, number) for number in range(5)]
     assert thread.submit(int, "7").result(10) == 7
@@ -22,9 +22,22 @@ def test_it_does_one_thing_after_another_and_hands_back_what_came() -> None:
     assert thread.close()
 
 
+def test_several_do_several_things_at_once_and_no_more_start_than_are_needed() -> None:
+    threads = SideThreads("side", 3)
+    assert threads.submit(int, "7").result(10) == 7
+    assert len(threads._threads) == 1
+    meeting = threading.Barrier(3)
+    met = [threads.submit(meeting.wait, 10) for _ in range(3)]
+    assert {each.result(10) for each in met} == {0, 1, 2}
+    waiting = [threads.submit(int, str(number)) for number in range(9)]
+    assert [each.result(10) for each in waiting] == list(range(9))
+    assert len(threads._threads) == 3
+    assert threads.close()
+
+
 def test_one_that_hangs_is_left_behind_and_what_waited_is_given_up() -> None:
     began, over = threading.Event(), threading.Event()
-    thread = SideThread("side")
+    thread = SideThreads("side")
 
     def hang() -> None:
         began.set()
@@ -55,7 +68,7 @@ def test_work_is_left_behind_at_its_limit() -> None:
 def test_one_that_hangs_does_not_hold_the_process() -> None:
     program = (
         "import threading\n"
-        "from pie.worker.side_thread import SideThread\n"
-        "SideThread('side').submit(threading.Event().wait)\n"
+        "from pie.pool.side_threads import SideThreads\n"
+        "SideThreads('side').submit(threading.Event().wait)\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=30)
