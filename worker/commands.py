@@ -14,6 +14,7 @@ from pie.worker.grammar import Constraint
 from pie.worker.load_choice import Loaded
 from pie.worker.programs.commands import ProgramAnswer, ProgramCommand
 from pie.worker.sequence import Sequence
+from pie.worker.stores import PageToStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,8 @@ class StoreEnded:
     """Pages that the pool holds now."""
     kept: int
     """Pages that are where they were to go: in the pool, or in lower tiers where there is none."""
+    again: tuple[PageToStore, ...] = ()
+    """Pages that another writer has promised to the pool; whether it keeps that is not known."""
 
 
 @dataclass(frozen=True, slots=True)

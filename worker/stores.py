@@ -9,9 +9,10 @@ Only the batch under way is pinned, so that stores never hold more than one batc
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from pie.page.events import Part
 from pie.page.key import PageKey
@@ -21,6 +22,11 @@ from pie.worker.lower_tiers import LowerTiers
 from pie.worker.page_table import FrozenPage, PageTable
 from pie.worker.state_table import StateTable
 from pie.worker.working_set import WorkingSet
+
+AGAIN_S = 5.0
+"""How long another writer's promise lasts, unless a node's `claim_timeout_s` says otherwise."""
+_MOST_OFFERS = 4
+"""Of one page, while others promise it and don't send it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +38,8 @@ class PageToStore:
     group: PageKey
     is_state: bool = False
     """Whether it is the snapshot at the page's end, which lies in a state slot."""
+    offers: int = 0
+    """How often the pool said that another writer had promised it."""
 
 
 def batch_pages(step_pages: int, total_pages: int) -> int:
@@ -73,6 +81,7 @@ class StoreQueue:
         states: Where a recurrent model's snapshots are.
         limit_pages: Most pages that wait; more are dropped.
         batch_pages: Most pages of a batch.
+        clock: Seconds, going forward only.
     """
 
     def __init__(
@@ -82,6 +91,7 @@ class StoreQueue:
         limit_pages: int,
         batch_pages: int,
         states: StateTable | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._table = table
         self._states = states
@@ -89,7 +99,10 @@ class StoreQueue:
         self._batch_pages = batch_pages
         # Slots that a batch pins are missed by sequences that want to begin.
         self._batch_states = 0 if states is None else max(1, states.total // 4)
+        self._clock = clock
         self._queue: deque[PageToStore] = deque()
+        self._later: deque[tuple[float, PageToStore]] = deque()
+        """Pages that are queued again, and when."""
         self.in_flight: tuple[PageSlot, ...] = ()
         """Pages of the batch under way."""
         self.states_in_flight: tuple[StateSlot, ...] = ()
@@ -107,13 +120,15 @@ class StoreQueue:
 
     def put(self, page: PageToStore) -> None:
         """Queue a page, or count it as dropped."""
-        if len(self._queue) >= self._limit_pages:
+        if len(self._queue) + len(self._later) >= self._limit_pages:
             self.dropped += 1
             return
         self._queue.append(page)
 
     def next_batch(self) -> list[PageToStore]:
         """Begin the next batch and pin its pages; empty while one is under way."""
+        while self._later and self._later[0][0] <= self._clock():
+            self._queue.append(self._later.popleft()[1])
         batch: list[PageToStore] = []
         states = 0
         while self._queue and not self.is_busy and len(batch) < self._batch_pages:
@@ -132,14 +147,27 @@ class StoreQueue:
             self.states_in_flight = tuple(page.slot for page in batch if page.is_state)
         return batch
 
-    def ended(self, stored: int, kept: int) -> None:
-        """End the batch under way: the pool took `stored` pages, and `kept` are where they should be."""
+    def ended(self, stored: int, kept: int, again: Sequence[PageToStore] = ()) -> None:
+        """End the batch under way.
+
+        Args:
+            stored: Pages that the pool has.
+            kept: Pages that are where they should be.
+            again: Pages to offer again a little later.
+        """
         self._table.release(self.in_flight)
         if self._states is not None:
             self._states.release(self.states_in_flight)
         self.stored += stored
-        self.dropped += self._under_way - kept
+        self.dropped += self._under_way - kept - len(again)
         self.in_flight = self.states_in_flight = ()
+        due_s = self._clock() + AGAIN_S
+        for page in again:
+            is_full = len(self._queue) + len(self._later) >= self._limit_pages
+            if is_full or page.offers + 1 >= _MOST_OFFERS:
+                self.dropped += 1
+            else:
+                self._later.append((due_s, replace(page, offers=page.offers + 1)))
 
     @property
     def _under_way(self) -> int:

@@ -27,7 +27,7 @@ log = logging.getLogger("pie.worker.storing")
 _COPY_BYTES = 64 << 20
 """Most bytes of a batch that are copied out at once, unless one page or snapshot alone is larger.
 They are in no tier's budget; a disk that hangs keeps as many once more."""
-_TAKEN = frozenset({PutStatus.STORED, PutStatus.HELD, PutStatus.PENDING})
+_THERE = frozenset({PutStatus.STORED, PutStatus.HELD})
 
 
 class Storing:
@@ -66,6 +66,7 @@ class Storing:
         """
         loop, until_s = asyncio.get_running_loop(), time.monotonic() + limit_s
         stored = kept = 0
+        again: list[PageToStore] = []
         try:
             for some in self._cut(batch):
                 # What is copied must be sent too: half of the time that is left for each.
@@ -75,13 +76,14 @@ class Storing:
                 sent, put = await asyncio.gather(
                     self._send(some, copied, until_s), self._put_below(copied, until_s)
                 )
-                stored += sum(sent)
-                kept += sum(put if self._pool is None else sent)
+                stored += sent.count(PutStatus.STORED)
+                kept += sum(put) if self._pool is None else sent.count(PutStatus.STORED)
+                again += [to for to, s in zip(some, sent, strict=False) if s is PutStatus.PENDING]
                 if len(copied) < len(some):
                     break
         except Exception:
             log.exception("storing pages failed")
-        return StoreEnded(stored, kept)
+        return StoreEnded(stored, kept, tuple(again))
 
     def _cut(self, batch: Many[PageToStore]) -> Iterator[list[PageToStore]]:
         """Cut a batch into runs that are copied out together."""
@@ -136,8 +138,11 @@ class Storing:
 
     async def _send(
         self, batch: Many[PageToStore], copied: Many[list[CopiedPart]], until_s: float
-    ) -> list[bool]:
-        """Offer copied pages to the pool; say of each whether it is there."""
+    ) -> list[PutStatus]:
+        """Offer copied pages to the pool; return what became of each with all its parts.
+
+        That is `STORED` where it is there, and `PENDING` where another writer has promised it.
+        """
         left_s = until_s - time.monotonic()
         if self._pool is None or not copied or left_s <= 0:
             return []
@@ -157,7 +162,15 @@ class Storing:
             self._tiers.pool_has(
                 id_of(header)
                 for (header, _), status in zip(parts, statuses, strict=True)
-                if status in _TAKEN
+                if status in _THERE
             )
         each = iter(statuses)
-        return [all(map(_TAKEN.__contains__, itertools.islice(each, len(p)))) for p in copied]
+        return [_of_page(set(itertools.islice(each, len(page)))) for page in copied]
+
+
+def _of_page(parts: set[PutStatus]) -> PutStatus:
+    """Return what became of a page from what became of its parts."""
+    left = parts - _THERE
+    if left == {PutStatus.PENDING}:
+        return PutStatus.PENDING
+    return PutStatus.REFUSED if left else PutStatus.STORED

@@ -5,7 +5,7 @@ import pytest
 from pie.policies.manager import RetentionManager
 from pie.worker.page_table import PageTable
 from pie.worker.state_table import StateTable
-from pie.worker.stores import PageToStore, StoreQueue
+from pie.worker.stores import AGAIN_S, PageToStore, StoreQueue
 from tests.worker.engine.test_page_table import TOTAL, frozen, hold, key, make_table
 
 
@@ -70,3 +70,26 @@ def test_a_batch_pins_a_quarter_of_the_snapshots_at_most(table: PageTable) -> No
     assert len(stores.next_batch()) == 2
     stores.ended(2, kept=2)
     assert (stores.stored, len(stores), states.status().idle) == (4, 0, 4)
+
+
+def test_a_page_that_another_has_promised_is_offered_again(table: PageTable) -> None:
+    now = [100.0]
+    stores = StoreQueue(table, limit_pages=10, batch_pages=2, clock=lambda: now[0])
+    pages = hold(table, 1, 2)
+    for one in to_store(pages, 1, 2):
+        stores.put(one)
+    table.release(pages)
+    _, second = stores.next_batch()
+    stores.ended(1, kept=1, again=[second])
+    assert (stores.stored, stores.dropped, stores.next_batch()) == (1, 0, [])
+    assert table.counts().idle == 2, "it is not pinned meanwhile"
+    offers = 1
+    while True:
+        now[0] += AGAIN_S
+        batch = stores.next_batch()
+        if not batch:
+            break
+        assert [one.page.key for one in batch] == [key(2)]
+        stores.ended(0, kept=0, again=batch)
+        offers += 1
+    assert (offers, stores.dropped) == (4, 1), "nobody is believed for ever"

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import random
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pie.page.format import PageHeader
 from pie.page.key import RootKey, page_keys
 from pie.pool.wrappers import FaultyTier, SlowTier
 from pie.tokens.tokenizer import Tokenizer
-from pie.worker import offload
+from pie.wire.messages import PutStatus
+from pie.worker import offload, stores
 from pie.worker.load_choice import LoadTier
 from pie.worker.rates import Rate
 from tests.pool.faults import FaultyFiles
@@ -401,3 +405,37 @@ async def test_without_room_for_its_last_page_that_is_computed_again(workers: Wo
     made = sum(batch.tokens for batch in worker.runner.batches)
     again = made - sum(len(prompt) + 21 for prompt in asked)
     assert 0 <= again < PAGE * worker.engine.engine.status.preemptions + 1
+
+
+class PromisedPool(DictPool):
+    """Another writer has promised every page, until it is killed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_promised = True
+        self.offers = 0
+
+    async def store(
+        self, headers: Sequence[PageHeader], *args: Any, **kwargs: Any
+    ) -> list[PutStatus]:
+        self.offers += 1
+        if self.is_promised:
+            return [PutStatus.PENDING] * len(headers)
+        return await super().store(headers, *args, **kwargs)
+
+
+async def test_a_page_that_another_only_promised_is_not_taken_for_the_pools(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores, "AGAIN_S", 0.1)
+    pool = PromisedPool()
+    worker = await workers.start(opened(host=MIB), pool=pool)
+    await worker.ask(PROMPT)
+    await worker.engine.until(lambda: pool.offers > 0)
+    assert not worker.tiers._in_pool
+    pool.is_promised = False
+    await asyncio.sleep(0.2)
+    await worker.ask([7, 8])  # Whatever it does next lets it look.
+    await worker.engine.until(lambda: len(pool.pages) >= FULL)
+    assert len(worker.tiers._in_pool) >= FULL
+    assert worker.engine.engine.status.pages_stored >= FULL
