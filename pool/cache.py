@@ -43,8 +43,8 @@ class Moves(Protocol):
     def look(self) -> None:
         """Look whether the first tier is too full."""
 
-    def keep_soon(self, page: PageId, *, is_persistent: bool) -> None:
-        """Copy a page of the first tier to the last one, where that is wanted."""
+    def write_through_soon(self, page: PageId, *, is_persistent: bool) -> None:
+        """Copy a page to the last tier, where that is wanted."""
 
 
 class Loan(NamedTuple):
@@ -201,7 +201,7 @@ class TieredCache:
             self._stack.record(0, page, header)
             if self._moves is not None:
                 self._moves.look()
-                self._moves.keep_soon(page, is_persistent=self._is_persistent(page))
+                self._moves.write_through_soon(page, is_persistent=self._is_persistent(page))
         return good
 
     def prepare_load(
@@ -232,7 +232,7 @@ class TieredCache:
                     if at:
                         self._moves.promote_soon(page)
                     elif self._is_persistent(page):
-                        self._moves.keep_soon(page, is_persistent=True)
+                        self._moves.write_through_soon(page, is_persistent=True)
                 return Loan(stored, at, is_counted)
             if stored is not LookupStatus.MISS:
                 best = stored
@@ -308,9 +308,14 @@ class TieredCache:
                 return True
         return False
 
-    def keep(self, page: PageId) -> bool:
-        """Copy a page of the first tier to the last one; say whether it is there now."""
-        return self.is_tiered and self._stack.bring(page, 0, len(self._shelves) - 1)
+    def write_through(self, page: PageId) -> bool:
+        """Copy a page from whichever tier has it to the last one; say whether it waits for that still.
+
+        It does where it is there and the last tier takes nothing now.
+        """
+        last = len(self._shelves) - 1
+        held = [at for at in range(last) if self._tiers[at].lookup(page) is _HIT]
+        return bool(held) and not any(self._stack.bring(page, at, last) for at in held)
 
     def is_fuller_than(self, share: float) -> bool:
         """Say whether more than a share of the first tier is taken."""

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from pie.page.errors import BadPage, BadPageReason
+from pie.page.errors import BadPageReason
 from pie.page.events import Tier as TierKind
 from pie.page.format import PageHeader
 from pie.page.lookup import LookupStatus
@@ -42,8 +42,6 @@ log = logging.getLogger("pie.pool.disk")
 
 _CLOSE_TIMEOUT_S = 10.0
 _LEAST_PACK_BYTES = 64 << 10
-_MOVES = 4
-"""How often a page may move to another pack while one load tries to read it."""
 _EXPECTED_BYTES = 16 << 20
 """Read ahead at most, of what will be loaded soon."""
 
@@ -105,6 +103,8 @@ class DiskTier:
         self._entries: dict[PageId, DiskEntry] = {}
         self._locked: dict[PageId, None] = {}
         """Pages whose key is not here, the oldest first: they stay until their room is needed."""
+        self._stuck: dict[PageId, DiskEntry] = {}
+        """Unreadable pages that their disk did not let go of."""
         self._bad_at_store = 0
         self._bad_at_load = 0
         self._is_open = False
@@ -181,6 +181,8 @@ class DiskTier:
     def prepare_store(self, header: PageHeader) -> memoryview | LookupStatus:
         """Reserve room for a page and return where its payload goes."""
         page = id_of(header)
+        if self._stuck:
+            self._take_stuck_away()
         if page in self._locked:
             self._drop_locked(page)
         status = self._status_for_store(page)
@@ -241,7 +243,7 @@ class DiskTier:
             entry.pins += 1
         with self._busy() as is_open:
             try:
-                payload = self._read(entry) if is_open else LookupStatus.MISS
+                payload = self._folders.load(entry, self._failed) if is_open else LookupStatus.MISS
             except BaseException:
                 self._unpin(page, entry)
                 raise
@@ -300,9 +302,10 @@ class DiskTier:
             entry.status = LookupStatus.MISS
             if reason is not None:
                 entry.bad = reason.value
-                self._count_bad(entry)
         with self._busy():
             if self._take_away(entry):
+                if reason is not None:
+                    self._count_bad(entry)
                 self._forget(page, entry)
                 self._compact_where_due(entry)
                 return True
@@ -382,25 +385,6 @@ class DiskTier:
             claim = self._space.claim(size)
         return LookupStatus.RETRY if claim is None else claim
 
-    def _read(self, entry: DiskEntry) -> memoryview | LookupStatus | str:
-        """Return a payload, or a status that says why not, or what is wrong with the page."""
-        for _ in range(_MOVES):
-            home = entry.home
-            assert home is not None
-            try:
-                return home.folder.load(entry.header, home)
-            except BadPage as error:
-                return error.reason.value
-            except FileNotFoundError:
-                if entry.home is home:
-                    return MISSING
-            except OSError as error:
-                self._failed(home.folder, error, "load")
-                if home.folder.health.is_scarce(error):
-                    return LookupStatus.RETRY
-                return UNREADABLE
-        return LookupStatus.RETRY
-
     def _count_bad(self, entry: DiskEntry) -> None:
         assert entry.home is not None
         entry.home.folder.bad_pages[entry.bad] += 1
@@ -421,6 +405,18 @@ class DiskTier:
             # What the disk does not let go of stays in the table, as unreadable.
             if is_open and self._take_away(entry):
                 self._forget(page, entry)
+            elif is_open:
+                self._stuck[page] = entry
+
+    def _take_stuck_away(self) -> None:
+        """Let pages go that a disk did not let go of before, where it works again."""
+        for page, entry in list(self._stuck.items()):
+            is_worth_a_try = entry.home is not None and entry.home.folder.health.takes_stores
+            if is_worth_a_try and self._stuck.pop(page, None) is not None:
+                if self._take_away(entry):
+                    self._forget(page, entry)
+                else:
+                    self._stuck[page] = entry
 
     def _forget(self, page: PageId, entry: DiskEntry) -> None:
         with self._lock:
@@ -455,6 +451,7 @@ class DiskTier:
                 if entry.home is not None and entry.home.folder is folder:
                     entry.status = LookupStatus.MISS
                     self._locked.pop(page, None)
+                    self._stuck.pop(page, None)
                     if not entry.pins:
                         del self._entries[page]
         if self._on_lost is not None:

@@ -21,6 +21,9 @@ _BLOCK_BYTES = 512
 """Unit of `st_blocks`, whatever the file system's own is."""
 _POPULATE_READ = 22
 """`MADV_POPULATE_READ`, which Python does not name yet; Linux 5.14 and later."""
+_UNREADABLE = {errno.EFAULT, getattr(errno, "EHWPOISON", 133)}
+"""What filling a map says where a read would say `EIO`. Others, such as too little memory, are not the
+disk's fault."""
 _MOST_PIECES = 512
 
 
@@ -75,9 +78,10 @@ class Files:
             try:
                 pages.madvise(_POPULATE_READ)
             except OSError as error:
-                if error.errno != errno.EINVAL:
-                    raise OSError(errno.EIO, os.strerror(errno.EIO), str(path)) from error
-                return memoryview(_read_all(handle, 0, size))  # A kernel before 5.14.
+                if error.errno == errno.EINVAL:
+                    return memoryview(_read_all(handle, 0, size))  # A kernel before 5.14.
+                number = errno.EIO if error.errno in _UNREADABLE else error.errno or errno.EIO
+                raise OSError(number, os.strerror(number), str(path)) from error
             return memoryview(pages)
         finally:
             os.close(handle)

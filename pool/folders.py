@@ -1,7 +1,7 @@
 """The folders of one disk tier together.
 
-Covers which of them takes a page, and what they count in sum. Does not cover what happens in one
-(`pie.pool.folder`) or which pages are there (`pie.pool.disk`).
+Covers which of them takes a page, reading one where it lies, and what they count in sum. Does not
+cover what happens in one (`pie.pool.folder`) or which pages are there (`pie.pool.disk`).
 """
 
 from __future__ import annotations
@@ -9,11 +9,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+from pie.page.errors import BadPage
 from pie.page.format import PageHeader
 from pie.page.key import PageKey
+from pie.page.lookup import LookupStatus
+from pie.pool.disk_entry import MISSING, UNREADABLE, DiskEntry
 from pie.pool.folder import Folder, FoundPage, Home
 from pie.pool.health import FolderState
 from pie.pool.space import Claim
+
+_MOVES = 4
+"""How often a page may move to another pack while one load tries to read it."""
 
 
 class Folders(tuple[Folder, ...]):
@@ -96,6 +102,33 @@ class Folders(tuple[Folder, ...]):
                 if home is not None:
                     return home
         return None
+
+    @staticmethod
+    def load(
+        entry: DiskEntry, failed: Callable[[Folder, OSError, str], object]
+    ) -> memoryview | LookupStatus | str:
+        """Return a payload, or a status that says why not, or what is wrong with the page.
+
+        Args:
+            entry: Says where the page lies, and may say otherwise meanwhile.
+            failed: Told which folder could not be read.
+        """
+        for _ in range(_MOVES):
+            home = entry.home
+            assert home is not None
+            try:
+                return home.folder.load(entry.header, home)
+            except BadPage as error:
+                return error.reason.value
+            except FileNotFoundError:
+                if entry.home is home:
+                    return MISSING
+            except OSError as error:
+                failed(home.folder, error, "load")
+                if home.folder.health.is_scarce(error):
+                    return LookupStatus.RETRY
+                return UNREADABLE
+        return LookupStatus.RETRY
 
     def _in_order(self, key: PageKey) -> Iterator[Folder]:
         """Name the folder that a page belongs in, and then the others."""

@@ -1,7 +1,8 @@
 """What moves pages between the tiers of a cache, beside those who use them.
 
 Covers one thread that copies pages up which were used below, moves victims down before the first
-tier is full, and copies pages to the last tier where that is wanted. Does not cover which pages are victims (`pie.policies`) or how a page is copied
+tier is full, and copies pages to the last tier where that is wanted, however long that takes
+none. Does not cover which pages are victims (`pie.policies`) or how a page is copied
 (`pie.pool.cache`).
 """
 
@@ -9,6 +10,8 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
+from collections.abc import Callable
 
 from pie.pool.cache import TieredCache
 from pie.pool.tier import PageId
@@ -23,24 +26,35 @@ _CLOSE_S = 10.0
 _MOST_WAITING = 1024
 """Pages to be copied up; more are not. They are used again if they are worth it."""
 _MOST_NEW = 65_536
-"""Pages to be copied down; more are not, before they leave the first tier or the node stops."""
+"""Pages to be copied down; more are not, before they have to leave or the node stops."""
+_PAUSE_S = 1.0
+"""How long a tier that took no page is left alone."""
 
 
 class Mover:
     """Moves pages of one cache on a thread of its own, from `start` to `close`."""
 
-    def __init__(self, cache: TieredCache, *, keeps: bool = False) -> None:
+    def __init__(
+        self,
+        cache: TieredCache,
+        *,
+        writes_through: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Prepare.
 
         Args:
             cache: Whose pages move.
-            keeps: Copy each new page to the last tier soon, where that takes it, not only what rules
-                want to outlive a restart.
+            writes_through: Copy each new page to the last tier soon, not only what rules want to
+                outlive a restart.
+            clock: Seconds, going forward only.
         """
-        self.dropped = 0
-        """Pages that were not copied up, or down, because too many waited."""
+        self.passed_over = 0
+        """Pages that were not copied to the last tier, because too many waited."""
         self._cache = cache
-        self._keeps = keeps
+        self._writes_through = writes_through
+        self._clock = clock
+        self._paused_until_s = 0.0
         self._wanted: dict[PageId, None] = {}
         self._new: dict[PageId, None] = {}
         self._should_look = False
@@ -62,8 +76,6 @@ class Mover:
             if len(self._wanted) < _MOST_WAITING:
                 self._wanted[page] = None
                 self._wake.notify()
-            else:
-                self.dropped += 1
 
     def look(self) -> None:
         """Look whether the first tier is too full."""
@@ -73,16 +85,21 @@ class Mover:
             self._should_look = True
             self._wake.notify()
 
-    def keep_soon(self, page: PageId, *, is_persistent: bool) -> None:
-        """Copy a page of the first tier to the last one, where that is wanted."""
-        if not (self._keeps or is_persistent):
+    def write_through_soon(self, page: PageId, *, is_persistent: bool) -> None:
+        """Copy a page to the last tier, where that is wanted."""
+        if not (self._writes_through or is_persistent):
             return
         with self._wake:
             if len(self._new) < _MOST_NEW:
                 self._new[page] = None
                 self._wake.notify()
             else:
-                self.dropped += 1
+                self.passed_over += 1
+
+    @property
+    def waiting(self) -> int:
+        """How many pages wait to be copied to the last tier."""
+        return len(self._new)
 
     def reconcile_soon(self) -> None:
         """Compare records with tiers, because pages have come or gone there by themselves."""
@@ -108,21 +125,15 @@ class Mover:
     def _run(self) -> None:
         while True:
             with self._wake:
-                self._wake.wait_for(
-                    lambda: (
-                        self._wanted
-                        or self._new
-                        or self._should_look
-                        or self._should_reconcile
-                        or self._stop
-                    )
-                )
+                while not self._has_work:
+                    pause_s = self._paused_until_s - self._clock() if self._new else None
+                    self._wake.wait(pause_s)
                 if self._stop:
                     return
                 should_look, self._should_look = self._should_look, False
                 should_reconcile, self._should_reconcile = self._should_reconcile, False
                 page = _first(self._wanted)
-                new = _first(self._new)
+                new = None if self._is_paused else _first(self._new)
             try:
                 if should_reconcile:
                     self._cache.reconcile()
@@ -131,11 +142,28 @@ class Mover:
                     should_look |= self._cache.promote(page)
                 if should_look:
                     self._cache.relieve(_FULL_ABOVE, _FULL_TO)
-                if new is not None:
-                    self._cache.keep(new)
+                if new is not None and self._cache.write_through(new):
+                    self._wait_with(new)
             except Exception:
                 # Moving is a help, and serving goes on without it.
                 log.exception("a page could not be moved between tiers")
+
+    @property
+    def _has_work(self) -> bool:
+        is_new = self._new and not self._is_paused
+        return bool(
+            self._wanted or is_new or self._should_look or self._should_reconcile or self._stop
+        )
+
+    @property
+    def _is_paused(self) -> bool:
+        return self._clock() < self._paused_until_s
+
+    def _wait_with(self, page: PageId) -> None:
+        """Let a page that the last tier does not take now wait with the others."""
+        with self._wake:
+            self._new[page] = None
+            self._paused_until_s = self._clock() + _PAUSE_S
 
 
 def _first(waiting: dict[PageId, None]) -> PageId | None:

@@ -150,8 +150,8 @@ class PoolNode:
         own = (level.tier for level in levels if level.tier.kind in _OWN_TIERS)
         self._capacity_bytes = sum(tier.budget_bytes for tier in own)
         self._cache = TieredCache(levels, index=self._relay)
-        keeps = self._object is not None and settings.object_write_through
-        self._mover = Mover(self._cache, keeps=keeps)
+        writes_through = self._object is not None and settings.object_write_through
+        self._mover = Mover(self._cache, writes_through=writes_through)
         self._lanes = Lanes(settings.check_threads, len(levels))
         self._service = PoolService(self._cache, self._lanes, settings)
         self._server = WireServer(
@@ -360,6 +360,8 @@ class PoolNode:
             object_removed=bucket.removed,
             object_lost_races=bucket.lost_races,
             object_dropped_pages=bucket.dropped_pages,
+            write_through_waiting=self._mover.waiting,
+            write_through_passed_over=self._mover.passed_over,
         )
 
     def check(self) -> None:

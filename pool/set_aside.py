@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 from pathlib import Path
 
 from pie.page.errors import BadPageReason
@@ -26,6 +27,7 @@ class SetAside:
         self._space = space
         self._keep = keep
         self._count = itertools.count()
+        self._trimming = threading.Lock()
 
     def scan(self) -> None:
         """Count what earlier starts have set aside, and make the folder where it will be needed."""
@@ -77,8 +79,9 @@ class SetAside:
         """
         if not self._keep:
             return
-        kept = sorted(self._path.iterdir(), key=lambda path: path.lstat().st_mtime_ns)
-        for path in kept[:-_MOST_KEPT]:
-            size = self._files.allocated(path)
-            self._files.unlink(path)
-            self._space.give(size)
+        with self._trimming:  # A file's bytes are given back once.
+            kept = sorted(self._path.iterdir(), key=lambda path: path.lstat().st_mtime_ns)
+            for path in kept[:-_MOST_KEPT]:
+                size = self._files.allocated(path)
+                self._files.unlink(path)
+                self._space.give(size)

@@ -164,8 +164,9 @@ class PoolSettings(BaseModel):
     )
     object_write_through: bool = Field(
         default=True,
-        description="Copy each page to the bucket soon after it came, so that it survives the "
-        "node whatever ends it; false sends only what leaves RAM and disk.",
+        description="Copy each page to the bucket soon after it came, so that what is there "
+        "survives the node whatever ends it: `pie_pool_write_through_waiting` says how many pages "
+        "are not there yet. false sends only what leaves RAM and disk.",
     )
     object_buffer: ByteSize = Field(
         default=ByteSize(64 << 20),

@@ -90,4 +90,8 @@ class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
     object_lost_races: Counter[int]
     """Pages that another node had written to the bucket already."""
     object_dropped_pages: Counter[int]
+    write_through_waiting: Gauge[int]
+    """Pages that are to be copied to the last tier, and wait for that."""
+    write_through_passed_over: Counter[int]
+    """Pages that are not, because too many wait: they go there when they have to leave."""
     """Pages that were taken for the bucket and did not get there."""

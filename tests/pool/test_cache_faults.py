@@ -1,6 +1,7 @@
 """Whatever a lower tier does in the middle of a move, no pin, no count and no page of RAM is lost by it."""
 
 import errno
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +14,7 @@ from pie.policies.manager import RetentionManager
 from pie.pool.cache import Level, Loan, TieredCache
 from pie.pool.conformance import sample_key, sample_page
 from pie.pool.disk import DiskTier
+from pie.pool.mover import Mover
 from pie.pool.ram import RamTier
 from pie.pool.tier import PageId, StoredPage, id_of
 from pie.pool.wrappers import FaultyTier, WrappedTier
@@ -200,3 +202,42 @@ def test_a_victim_goes_past_a_tier_that_takes_nothing() -> None:
     assert cache.pages_by_tier()["pool_object"] == _RAM_PAGES + 2
     cache.check()
     cache.close()
+
+
+def test_what_came_while_the_last_tier_was_off_gets_there_from_whichever_tier_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pie.pool.mover._PAUSE_S", 0.01)
+    is_off = True
+    ram = RamTier(_RAM_PAGES * (LARGE + 8192))
+    disk = RamTier(4 << 20, kind=TierKind.POOL_DISK)
+    bucket = RamTier(4 << 20, kind=TierKind.POOL_OBJECT)
+    last = FaultyTier(bucket, lambda call: is_off and "store" in call)
+    cache = TieredCache([Level(tier, RetentionManager()) for tier in (ram, disk, last)])
+    mover = Mover(cache, writes_through=True)
+    mover.start()
+    assert all(_put(cache, number, LARGE) for number in range(3 * _RAM_PAGES))
+    assert cache.remove(_page(1))
+    assert cache.pages_by_tier()["pool_disk"] >= 2 * _RAM_PAGES - 1
+    assert mover.waiting > 0
+    is_off = False
+    until_s = time.monotonic() + 10
+    while mover.waiting and time.monotonic() < until_s:
+        time.sleep(0.01)
+    assert mover.close(), "what it was at is done"
+    assert {id_of(header) for header in bucket.pages()} == {
+        _page(number) for number in range(3 * _RAM_PAGES) if number != 1
+    }
+    assert mover.passed_over == 0
+    cache.close()
+
+
+def test_of_too_many_pages_that_wait_some_are_passed_over_and_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pie.pool.mover._MOST_NEW", 2)
+    cache = TieredCache([Level(RamTier(1 << 20), RetentionManager())])
+    mover = Mover(cache, writes_through=True)
+    for number in range(5):
+        mover.write_through_soon(_page(number), is_persistent=False)
+    assert (mover.waiting, mover.passed_over) == (2, 3)

@@ -3,21 +3,36 @@
 import contextlib
 import errno
 import logging
+import mmap
 import shutil
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from pie.page.errors import BadPageReason
 from pie.page.lookup import LookupStatus
 from pie.pool.conformance import put, read, sample_page
 from pie.pool.disk import DiskTier
+from pie.pool.files import Files
 from pie.pool.health import RETRY_S
+from pie.pool.set_aside import SetAside
 from pie.pool.settings import Durability
+from pie.pool.space import Space
 from pie.pool.tier import id_of
-from tests.pool.disk_places import LARGE, SMALL, disk_usage, files_below, fill, pages_of
+from tests.pool.disk_places import (
+    LARGE,
+    SMALL,
+    disk_usage,
+    files_below,
+    fill,
+    flip,
+    pages_of,
+    where,
+)
 from tests.pool.faults import FaultyFiles
 
 
@@ -342,3 +357,82 @@ def test_a_folder_that_somebody_removes_is_off_and_its_pages_are_gone(
     assert not list(tier.pages())
     assert lost
     tier.close()
+
+
+@pytest.mark.parametrize(
+    ("said", "is_raised"),
+    [
+        (errno.EFAULT, errno.EIO),
+        (133, errno.EIO),
+        (errno.ENOMEM, errno.ENOMEM),
+        (errno.EAGAIN, errno.EAGAIN),
+        (errno.EINVAL, None),
+    ],
+)
+def test_too_little_memory_for_a_map_is_not_the_disks_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: int, is_raised: int | None
+) -> None:
+    class Map(mmap.mmap):
+        def madvise(self, *_: int) -> None:
+            raise OSError(said, "as the kernel says it")
+
+    monkeypatch.setattr("pie.pool.files.mmap.mmap", Map)
+    path = tmp_path / "page"
+    path.write_bytes(b"abc")
+    if is_raised is None:
+        assert bytes(Files().read(path)) == b"abc"
+        return
+    with pytest.raises(OSError, match="page") as raised:
+        Files().read(path)
+    assert raised.value.errno == is_raised
+
+
+def test_threads_that_find_bad_pages_at_once_give_each_files_bytes_back_once(
+    tmp_path: Path,
+) -> None:
+    class Slow(Files):
+        def unlink(self, path: Path) -> None:
+            time.sleep(0.001)
+            super().unlink(path)
+
+    space = Space(1 << 20)
+    aside = SetAside(tmp_path, Slow(), space, keep=True)
+    for number in range(64):
+        size = Files().write_new(tmp_path / f"{number}", [bytes(5000)], sync=False)
+        space.found(size)
+    threads = [threading.Thread(target=aside.trim) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert space.used_bytes == disk_usage(tmp_path) - tmp_path.lstat().st_blocks * 512
+
+
+@SIZES
+def test_a_bad_page_that_the_disk_did_not_let_go_of_goes_when_it_works_again(
+    disk: Disk, size: int
+) -> None:
+    assert disk.put(1, size)
+    page = id_of(sample_page(1, size)[0])
+    path, first, end = where(disk.tier, page)
+    flip(path, (first + end) // 2)
+    disk.files.numbers.update(dict.fromkeys(("unlink", "append"), errno.EROFS))
+    assert not disk.reads(1, size)
+    assert not disk.put(1, size)
+    disk.files.numbers.clear()
+    disk.now_s += RETRY_S
+    assert disk.put(2, size)
+    assert disk.put(1, size)
+    assert disk.reads(1, size)
+
+
+def test_a_page_that_was_not_taken_away_for_its_owner_is_counted_when_it_is(disk: Disk) -> None:
+    assert disk.put(1, LARGE)
+    page = id_of(sample_page(1, LARGE)[0])
+    disk.files.numbers["unlink"] = errno.EROFS
+    assert not disk.tier.discard(page, BadPageReason.OTHER_MODEL)
+    assert disk.reads(1, LARGE)
+    assert not disk.tier.bad_by_reason
+    disk.files.numbers.clear()
+    assert disk.tier.discard(page, BadPageReason.OTHER_MODEL)
+    assert disk.tier.bad_by_reason == {"other_model": 1}

@@ -171,7 +171,8 @@ def test_closing_leaves_a_disk_behind_that_hangs(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lower, over = make((ATTENTION,)), threading.Event()
-    close = lower.tiers._cache.close
-    monkeypatch.setattr(lower.tiers._cache, "close", lambda: over.wait(60) and close())
+    tier = lower.tiers._tiers[-1]
+    close = tier.close
+    monkeypatch.setattr(tier, "close", lambda: over.wait(60) and close())
     lower.tiers.close(0.01)
     over.set()
