@@ -16,7 +16,7 @@ Thread-safe.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import wait
 from typing import NamedTuple, Protocol
 
@@ -316,6 +316,15 @@ class TieredCache:
         last = len(self._shelves) - 1
         held = [at for at in range(last) if self._tiers[at].lookup(page) is _HIT]
         return bool(held) and not any(self._stack.bring(page, at, last) for at in held)
+
+    def missing_below(self) -> Iterator[PageId]:
+        """List the pages that the last tier does not have."""
+        *upper, last = self._tiers
+        for tier in upper:
+            for header in tier.pages():
+                page = id_of(header)
+                if last.lookup(page) is LookupStatus.MISS:
+                    yield page
 
     def is_fuller_than(self, share: float) -> bool:
         """Say whether more than a share of the first tier is taken."""

@@ -77,11 +77,6 @@ class ExtentAllocator:
         """Number of extents that are taken."""
         return len(self._sizes)
 
-    @property
-    def largest_free(self) -> int:
-        """Size of the largest gap."""
-        return self._by_size[-1][0] if self._by_size else 0
-
     def size_of(self, start: int) -> int:
         """Return the bytes that the extent at `start` takes."""
         return self._sizes[start]

@@ -64,9 +64,12 @@ class Mover:
         self._thread = threading.Thread(target=self._run, name="pie-pool-mover", daemon=True)
 
     def start(self) -> None:
-        """Begin to move, first of all what rules want to be near from the start."""
+        """Begin to move, first of all what rules want to be near and what an earlier start left to do."""
         for page in self._cache.to_preload():
             self.promote_soon(page)
+        if self._writes_through:
+            for page in self._cache.missing_below():
+                self.write_through_soon(page, is_persistent=False)
         self._cache.move_with(self)
         self._thread.start()
 

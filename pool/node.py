@@ -63,7 +63,7 @@ _LOCK_TIMEOUT_S = 10.0
 
 
 class PoolNode:
-    """Serves pages from RAM and disk, and says in the index which. For one event loop."""
+    """Serves pages from its tiers, and says in the index which. For one event loop."""
 
     def __init__(
         self,

@@ -38,7 +38,7 @@ class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
     evicted: Counter[int]
     demoted: Counter[int]
     promoted: Counter[int]
-    """Pages that were used on disk and copied to RAM."""
+    """Pages that were used in a lower tier and copied to RAM."""
     no_room: Counter[int]
     """Stores refused because nothing could leave."""
     policy_failures: Counter[int]

@@ -172,6 +172,6 @@ class _Spill:
         """Say whether the pool has a page."""
         return self._pool.has(key)
 
-    def keep(self, victims: Many[tuple[PageSlot, FrozenPage]]) -> None:
+    def demote(self, victims: Many[tuple[PageSlot, FrozenPage]]) -> None:
         """Take what leaves: a sequence's end leaves first, and has to leave the pool first too."""
         self._pool.put([page for _, page in reversed(victims)])

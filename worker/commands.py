@@ -66,7 +66,7 @@ class StoreEnded:
 
     stored: int
     """Pages that the pool holds now."""
-    kept: int
+    there: int
     """Pages that are where they were to go: in the pool, or in lower tiers where there is none."""
     again: tuple[PageToStore, ...] = ()
     """Pages that another writer has promised to the pool; whether it keeps that is not known."""

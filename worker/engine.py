@@ -189,8 +189,8 @@ class Engine:
                     self._cancel(key)
             case LoadEnded():
                 self._load_ended(command)
-            case StoreEnded(stored, kept, again):
-                self._stores.ended(stored, kept, again)
+            case StoreEnded(stored, there, again):
+                self._stores.ended(stored, there, again)
             case ProgramBegan() | ProgramCall() | ProgramEnded():
                 assert self._programs is not None
                 self._programs.roster.handle(command, self._clock())

@@ -204,7 +204,7 @@ class LowerTiers:
         self.stored += kept and bool(missing)
         return kept
 
-    def keep(self, victims: Sequence[tuple[PageSlot, FrozenPage]], parts: Sequence[Part]) -> None:
+    def demote(self, victims: Sequence[tuple[PageSlot, FrozenPage]], parts: Sequence[Part]) -> None:
         """Copy parts of pages that leave device memory, where host memory has room for them.
 
         Never waits for the disk, since a step waits for it: 0.15 ms for a page of 360 KiB, of which

@@ -79,7 +79,6 @@ class Offload:
         copies: The arena, and what names its pages.
         pool: The pool, where there is one.
         tiers: Host memory and disk, where there are any.
-        page_tokens: Tokens in a page.
         put: The engine's inbox.
         limit_s: Longest load or store, copying included; a page whose copy has begun is finished.
     """

@@ -107,7 +107,7 @@ class Below(Protocol):
         """Say whether a page is there."""
         ...
 
-    def keep(self, victims: Sequence[tuple[PageSlot, FrozenPage]]) -> None:
+    def demote(self, victims: Sequence[tuple[PageSlot, FrozenPage]]) -> None:
         """Learn which pages leave now, while they still lie where they did."""
 
 
@@ -337,7 +337,7 @@ class PageTable:
             return False
         if self.below is not None:
             slots = [self._by_key[key] for key in victims]
-            self.below.keep([(slot, self._frozen(slot)) for slot in slots])
+            self.below.demote([(slot, self._frozen(slot)) for slot in slots])
         for key in victims:
             page = self._by_key.pop(key)
             entry = self._pages[page]

@@ -147,19 +147,19 @@ class StoreQueue:
             self.states_in_flight = tuple(page.slot for page in batch if page.is_state)
         return batch
 
-    def ended(self, stored: int, kept: int, again: Sequence[PageToStore] = ()) -> None:
+    def ended(self, stored: int, there: int, again: Sequence[PageToStore] = ()) -> None:
         """End the batch under way.
 
         Args:
             stored: Pages that the pool has.
-            kept: Pages that are where they should be.
+            there: Pages that are where they should be.
             again: Pages to offer again a little later.
         """
         self._table.release(self.in_flight)
         if self._states is not None:
             self._states.release(self.states_in_flight)
         self.stored += stored
-        self.dropped += self._under_way - kept - len(again)
+        self.dropped += self._under_way - there - len(again)
         self.in_flight = self.states_in_flight = ()
         due_s = self._clock() + AGAIN_S
         for page in again:
@@ -197,6 +197,6 @@ class WriteBehind:
         """Say whether a lower tier has a page."""
         return self._tiers.tier_of(key, self._parts) is not None
 
-    def keep(self, victims: Sequence[tuple[PageSlot, FrozenPage]]) -> None:
+    def demote(self, victims: Sequence[tuple[PageSlot, FrozenPage]]) -> None:
         """Copy victims to host memory that are in no lower tier yet, where there is room."""
-        self._tiers.keep(victims, self._parts)
+        self._tiers.demote(victims, self._parts)

@@ -65,7 +65,7 @@ class Storing:
         A page whose copy has begun is finished.
         """
         loop, until_s = asyncio.get_running_loop(), time.monotonic() + limit_s
-        stored = kept = 0
+        stored = there = 0
         again: list[PageToStore] = []
         try:
             for some in self._cut(batch):
@@ -77,13 +77,13 @@ class Storing:
                     self._send(some, copied, until_s), self._put_below(copied, until_s)
                 )
                 stored += sent.count(PutStatus.STORED)
-                kept += sum(put) if self._pool is None else sent.count(PutStatus.STORED)
+                there += sum(put) if self._pool is None else sent.count(PutStatus.STORED)
                 again += [to for to, s in zip(some, sent, strict=False) if s is PutStatus.PENDING]
                 if len(copied) < len(some):
                     break
         except Exception:
             log.exception("storing pages failed")
-        return StoreEnded(stored, kept, tuple(again))
+        return StoreEnded(stored, there, tuple(again))
 
     def _cut(self, batch: Many[PageToStore]) -> Iterator[list[PageToStore]]:
         """Cut a batch into runs that are copied out together."""

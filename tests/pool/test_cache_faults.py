@@ -12,7 +12,7 @@ from pie.page.events import Part, Tier as TierKind
 from pie.page.lookup import LookupStatus
 from pie.policies.manager import RetentionManager
 from pie.pool.cache import Level, Loan, TieredCache
-from pie.pool.conformance import sample_key, sample_page
+from pie.pool.conformance import put, sample_key, sample_page
 from pie.pool.disk import DiskTier
 from pie.pool.mover import Mover
 from pie.pool.ram import RamTier
@@ -241,3 +241,22 @@ def test_of_too_many_pages_that_wait_some_are_passed_over_and_counted(
     for number in range(5):
         mover.write_through_soon(_page(number), is_persistent=False)
     assert (mover.waiting, mover.passed_over) == (2, 3)
+
+
+def test_what_an_earlier_start_did_not_bring_to_the_last_tier_goes_there_at_the_next() -> None:
+    disk = RamTier(4 << 20, kind=TierKind.POOL_DISK)
+    bucket = RamTier(4 << 20, kind=TierKind.POOL_OBJECT)
+    for number in range(3):
+        put(disk, *sample_page(number, LARGE))
+    put(bucket, *sample_page(0, LARGE))
+    tiers = (RamTier(1 << 20), disk, bucket)
+    cache = TieredCache([Level(tier, RetentionManager()) for tier in tiers])
+    cache.adopt()
+    mover = Mover(cache, writes_through=True)
+    mover.start()
+    until_s = time.monotonic() + 10
+    while mover.waiting and time.monotonic() < until_s:
+        time.sleep(0.01)
+    assert mover.close()
+    assert cache.pages_by_tier() == {"pool_ram": 0, "pool_disk": 3, "pool_object": 3}
+    cache.close()

@@ -74,9 +74,9 @@ class Lower:
     def runs(self, pages: int) -> list[Run]:
         return self.tiers.runs([key(number) for number in range(pages)], held=0)
 
-    def keep(self, *numbers: int) -> None:
+    def demote(self, *numbers: int) -> None:
         parts = self.copies.names.layout.attention_parts
-        self.tiers.keep([(0, self.page(number)) for number in numbers], parts)
+        self.tiers.demote([(0, self.page(number)) for number in numbers], parts)
 
 
 Make = Callable[..., Lower]
@@ -122,9 +122,9 @@ def test_what_the_pool_took_is_not_lost_where_there_is_no_room(make: Make) -> No
     assert lower.tiers.tier_of(key(0), (Part.FULL,)) is LoadTier.POOL
     assert lower.tiers.tier_of(key(1), (Part.FULL,)) is None
     lower.memory.error = ValueError("no copy")
-    lower.keep(0)
+    lower.demote(0)
     assert lower.tiers.lost == 0
-    lower.keep(1)
+    lower.demote(1)
     assert lower.tiers.lost == 1
 
 
@@ -141,9 +141,9 @@ def test_of_the_pools_pages_the_last_ones_are_remembered(
 def test_a_late_copy_that_fails_costs_its_page_only(make: Make) -> None:
     lower = make((ATTENTION,))
     lower.memory.error = ValueError("no copy")
-    lower.keep(0)
+    lower.demote(0)
     lower.memory.error = None
-    lower.keep(1)
+    lower.demote(1)
     assert (lower.tiers.lost, lower.tiers.copied_late) == (1, 1)
 
 
@@ -155,7 +155,7 @@ def test_a_late_copy_never_writes_to_a_disk_that_may_be_tried_again(make: Make) 
     (folder,) = disk._folders
     folder.health.failed(OSError(errno.EIO, "broken"), "store")
     folder.health._retry_at_s = 0.0
-    lower.keep(*range(100))
+    lower.demote(*range(100))
     assert (lower.tiers.copied_late, lower.tiers.lost) == (100, 0)
     assert not files.calls["append"] + files.calls["write_at"] + files.calls["write_new"]
 

@@ -149,7 +149,7 @@ class Below:
     def holds(self, key: PageKey) -> bool:
         return key in self.held
 
-    def keep(self, victims: Sequence[tuple[int, FrozenPage]]) -> None:
+    def demote(self, victims: Sequence[tuple[int, FrozenPage]]) -> None:
         self.left += [page.key for _, page in victims]
 
 

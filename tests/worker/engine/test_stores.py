@@ -33,9 +33,9 @@ def test_one_batch_at_a_time_is_pinned(table: PageTable) -> None:
     assert [one.page.key for one in stores.next_batch()] == [key(1), key(2)]
     assert stores.next_batch() == []
     assert (table.counts().in_use, table.counts().idle, len(stores)) == (2, 1, 3)
-    stores.ended(2, kept=2)
+    stores.ended(2, there=2)
     assert [one.page.key for one in stores.next_batch()] == [key(3)]
-    stores.ended(0, kept=0)
+    stores.ended(0, there=0)
     assert (stores.stored, stores.dropped, table.counts().idle) == (2, 1, 3)
 
 
@@ -66,9 +66,9 @@ def test_a_batch_pins_a_quarter_of_the_snapshots_at_most(table: PageTable) -> No
         states.release([held])
     assert [len(stores.next_batch()), len(stores.states_in_flight), stores.in_flight] == [2, 2, ()]
     states.check([stores.states_in_flight])
-    stores.ended(2, kept=2)
+    stores.ended(2, there=2)
     assert len(stores.next_batch()) == 2
-    stores.ended(2, kept=2)
+    stores.ended(2, there=2)
     assert (stores.stored, len(stores), states.status().idle) == (4, 0, 4)
 
 
@@ -80,7 +80,7 @@ def test_a_page_that_another_has_promised_is_offered_again(table: PageTable) -> 
         stores.put(one)
     table.release(pages)
     _, second = stores.next_batch()
-    stores.ended(1, kept=1, again=[second])
+    stores.ended(1, there=1, again=[second])
     assert (stores.stored, stores.dropped, stores.next_batch()) == (1, 0, [])
     assert table.counts().idle == 2, "it is not pinned meanwhile"
     offers = 1
@@ -90,6 +90,6 @@ def test_a_page_that_another_has_promised_is_offered_again(table: PageTable) -> 
         if not batch:
             break
         assert [one.page.key for one in batch] == [key(2)]
-        stores.ended(0, kept=0, again=batch)
+        stores.ended(0, there=0, again=batch)
         offers += 1
     assert (offers, stores.dropped) == (4, 1), "nobody is believed for ever"
