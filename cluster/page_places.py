@@ -1,7 +1,7 @@
 """Which places `pie pages` looks at.
 
-Covers folders of nodes and workers as the configuration names them, and paths that a person names. Does
-not cover what lies there (`pie.pool.at_rest`).
+Covers folders of nodes and workers as the configuration names them, and paths and buckets that a person
+names. Does not cover what lies there (`pie.pool.at_rest`, `pie.pool.bucket_source`).
 """
 
 from __future__ import annotations
@@ -9,17 +9,29 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
 
 from pie.cluster.config import PieConfig
 from pie.cluster.encryption import encryption_keys
 from pie.cluster.errors import ClusterError
 from pie.cluster.secret import FILE_NAME, read_secret
 from pie.pool.at_rest import FolderSource, Source, TarSource
+from pie.pool.bucket_source import BucketSource
+from pie.pool.object_errors import ObjectStoreError
 from pie.pool.sealing import Sealing
-from pie.pool.settings import Compression
+from pie.pool.settings import Compression, PoolSettings
+
+if TYPE_CHECKING:
+    from pie.pool.object_s3 import S3Store
 
 _UNLIMITED = 1 << 60
+_S3 = "s3://"
+_TRIED = 16
+"""So many pages are looked at to see which secret they were written with: the first may be bad."""
 
 
 class PagesError(ClusterError):
@@ -35,6 +47,8 @@ class Place:
     budget_bytes: int = _UNLIMITED
     compression: Compression = Compression.NONE
     keep_bad_pages: bool = True
+    bucket: PoolSettings | None = None
+    """How it is reached, where the place is a bucket and not folders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +81,8 @@ def named(where: str | None, config: PieConfig) -> list[Place]:
     Raises:
         PagesError: There is no such place.
     """
+    if where is not None and where.startswith(_S3):
+        return [_bucket(where, config)]
     known = places(config)
     if where is None:
         if not known:
@@ -96,7 +112,7 @@ def one(where: str, config: PieConfig) -> Place:
         PagesError: There is none, or there are several.
     """
     path = Path(where).expanduser()
-    if not path.exists() and len(path.parts) > 1:
+    if not path.exists() and len(path.parts) > 1 and not where.startswith(_S3):
         return Place(str(path), (path,))
     found = named(where, config)
     if len(found) != 1:
@@ -124,6 +140,9 @@ def sources(
         found = []
         for place in named(where, config):
             secrets = _secrets(place, config, secret_file)
+            if place.bucket is not None:
+                found.append(_opened(place, place.name, secrets, config))
+                exits.callback(found[-1].source.close)
             for path in place.folders:
                 if path.exists():
                     found.append(_opened(place, path, secrets, config))
@@ -141,21 +160,88 @@ def sealing_of(place: Place, config: PieConfig) -> Sealing:
     return _sealing(place, _secrets(place, config, None)[0], config)
 
 
-def _opened(place: Place, path: Path, secrets: Sequence[bytes | None], config: PieConfig) -> Opened:
-    """Open a source with the first secret that its first page was written with."""
+def index_url(config: PieConfig) -> str | None:
+    """Return where the index of a running cluster is; None where that is not known."""
+    socket = config.index.data_dir.absolute() / "valkey.sock"
+    if not config.index.url and socket.exists():
+        return f"unix://{socket}"
+    return config.index.url or None
+
+
+def wire_secret(config: PieConfig, file: Path | None) -> bytes | None:
+    """Return the secret that a running cluster's nodes are reached with; see `sources`."""
+    return _secrets(Place("", ()), config, file or config.cluster.secret_file)[0]
+
+
+def store_of(settings: PoolSettings) -> S3Store:
+    """Return a bucket that answers.
+
+    Raises:
+        PagesError: It does not.
+    """
+    # Only who looks into a bucket pays for importing boto3.
+    from pie.pool.object_s3 import S3Store  # noqa: PLC0415
+
+    store = None
+    try:
+        store = S3Store(settings)
+        store.probe()
+    except ObjectStoreError as error:
+        if store is not None:
+            store.close()
+        at = settings.object_endpoint_url or "AWS"
+        raise PagesError(
+            f"the bucket {settings.object_bucket} at {at} cannot be read: {error}; `pool.object_…` in "
+            "pie.toml and AWS's own variables say how it is reached"
+        ) from error
+    return store
+
+
+def _bucket(where: str, config: PieConfig) -> Place:
+    """Return the place that an address such as `s3://bucket/prefix` names."""
+    bucket, _, prefix = where.removeprefix(_S3).partition("/")
+    named = {"object_bucket": bucket, "object_prefix": prefix.rstrip("/")}
+    try:
+        settings = PoolSettings.model_validate(config.pool.model_dump() | named)
+    except ValidationError as error:
+        raise PagesError(
+            f"{where} is no bucket: s3://BUCKET/PREFIX is, with names as S3 allows them"
+        ) from error
+    if not bucket:
+        raise PagesError(f"{where} names no bucket: s3://BUCKET/PREFIX does")
+    return Place(
+        where,
+        (),
+        int(settings.object_budget),
+        settings.object_compression,
+        bucket=settings,
+    )
+
+
+def _opened(
+    place: Place, path: Path | str, secrets: Sequence[bytes | None], config: PieConfig
+) -> Opened:
+    """Open a source with the first secret that one of its first pages was written with."""
     for secret in secrets:
         sealing = _sealing(place, secret, config)
         try:
-            source: Source = (
-                FolderSource(path, sealing) if path.is_dir() else TarSource(path, sealing)
-            )
-            first = next(iter(source.pages()), None)
+            source = _source(place, path, sealing)
+            first = list(islice(source.pages(), _TRIED))
         except OSError as error:
             raise PagesError(f"{path} cannot be read: {error.strerror or error}") from error
-        if first is None or first.header is not None or secret is secrets[-1]:
+        if not first or any(page.header for page in first) or secret is secrets[-1]:
             return Opened(source, sealing)
         source.close()
     raise AssertionError("there is one secret at least, None")
+
+
+def _source(place: Place, path: Path | str, sealing: Sealing) -> Source:
+    if place.bucket is not None:
+        return BucketSource(
+            store_of(place.bucket), place.name, sealing, threads=place.bucket.object_threads
+        )
+    folder = Path(path)
+    return FolderSource(folder, sealing) if folder.is_dir() else TarSource(folder, sealing)
 
 
 def _sealing(place: Place, secret: bytes | None, config: PieConfig) -> Sealing:

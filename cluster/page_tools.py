@@ -18,7 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from pie.cluster.config import PieConfig
-from pie.cluster.page_places import Opened, PagesError, Place, sealing_of
+from pie.cluster.page_places import Opened, PagesError, Place, index_url, sealing_of, store_of
 from pie.index.errors import IndexUnavailableError
 from pie.index.lookup import DirectLookup
 from pie.page.errors import BadPage
@@ -26,16 +26,19 @@ from pie.page.events import Part, PartMask, Tier, part_tiers
 from pie.page.format import PageHeader, checksum, page_name
 from pie.page.key import KEY_BYTES, PageKey
 from pie.page.lookup import LookupStatus
-from pie.pool.at_rest import PageAtRest, problem_of
+from pie.pool.at_rest import PageAtRest, Source, problem_of
 from pie.pool.copying import copy_payload
 from pie.pool.disk import DiskTier
 from pie.pool.errors import PoolError
+from pie.pool.object import ObjectTier
 from pie.pool.sealing import Sealing
-from pie.pool.settings import Durability
-from pie.pool.tier import id_of
+from pie.pool.settings import Durability, PoolSettings
+from pie.pool.tier import Tier as PageTier, id_of
 
 _LEAST_DIGITS = 4
 _SHOWN = 5
+_SEND_S = 300.0
+"""How long the last pages of an import may take into a bucket."""
 
 
 class Found(NamedTuple):
@@ -160,25 +163,14 @@ def export(found: Iterable[Found], target: Path) -> tuple[int, list[tuple[str, s
 
 
 def import_pages(found: Iterable[Found], place: Place, config: PieConfig) -> Imported:
-    """Check pages, and store them in a place's folders, sealed as its own are.
+    """Check pages, and store them in a place's folders or bucket, sealed as its own are.
 
     Raises:
-        PagesError: A running node owns the folders, or they have no room for a page.
+        PagesError: A running node owns the folders, they have no room for a page, or the bucket did not
+            take all.
     """
     sealing = sealing_of(place, config)
-    tier = DiskTier(
-        place.folders,
-        place.budget_bytes,
-        sealing=sealing,
-        durability=Durability.NONE,
-        keep_bad_pages=place.keep_bad_pages,
-    )
-    try:
-        tier.open()
-    except PoolError as error:
-        raise PagesError(
-            f"{place.name} belongs to a node that is running: stop it first; nothing was changed"
-        ) from error
+    tier = _bucket_tier(place.bucket, sealing) if place.bucket else _disk_tier(place, sealing)
     stored = held = 0
     bad = []
     try:
@@ -192,11 +184,20 @@ def import_pages(found: Iterable[Found], place: Place, config: PieConfig) -> Imp
                 held += 1
             elif status is None:
                 stored += 1
+            elif place.bucket:
+                raise PagesError(
+                    f"{place.name} takes no more after {stored} pages: its budget is "
+                    f"{place.budget_bytes} bytes, or it does not answer"
+                )
             else:
                 raise PagesError(
                     f"{place.name} has no room left after {stored} pages: its budget is "
                     f"{place.budget_bytes} bytes, or its disk is full"
                 )
+        if isinstance(tier, ObjectTier):
+            tier.flush(_SEND_S)
+            if tier.buffered_bytes or tier.written.dropped:
+                raise PagesError(f"{place.name} did not take all pages: import them once more")
     finally:
         tier.close()
     return Imported(stored, held, bad)
@@ -206,15 +207,18 @@ def remove(found: Iterable[Found]) -> int:
     """Remove pages and return how many.
 
     Raises:
-        PagesError: A running node owns the folder, or the disk does not let one go.
+        PagesError: A running node owns the folder, or the disk or the bucket does not let one go.
     """
-    count = 0
+    by_source: dict[Source, list[PageAtRest]] = {}
     for one in found:
+        by_source.setdefault(one.at.source, []).append(one.page)
+    count = 0
+    for source, pages in by_source.items():
         try:
-            one.at.source.remove(one.page)
+            source.remove(pages)
         except (PoolError, OSError) as error:
             raise PagesError(f"{error}" + (f" ({count} are gone)" if count else "")) from error
-        count += 1
+        count += len(pages)
     return count
 
 
@@ -225,11 +229,8 @@ def is_locked(one: Found) -> bool:
 
 def holders(key: str, config: PieConfig) -> list[Holder] | None:
     """Return who holds a page as the index of a running cluster says; None where there is none."""
-    url = config.index.url
-    socket = config.index.data_dir.absolute() / "valkey.sock"
-    if not url and socket.exists():
-        url = f"unix://{socket}"
-    if not url:
+    url = index_url(config)
+    if url is None:
         return None
     lookup = DirectLookup(url, settings=config.index)
     try:
@@ -254,7 +255,36 @@ def _parts(mask: PartMask) -> dict[str, list[str]]:
     return found
 
 
-def _store(tier: DiskTier, one: Found, sealing: Sealing) -> LookupStatus | None:
+def _disk_tier(place: Place, sealing: Sealing) -> DiskTier:
+    tier = DiskTier(
+        place.folders,
+        place.budget_bytes,
+        sealing=sealing,
+        durability=Durability.NONE,
+        keep_bad_pages=place.keep_bad_pages,
+    )
+    try:
+        tier.open()
+    except PoolError as error:
+        raise PagesError(
+            f"{place.name} belongs to a node that is running: stop it first; nothing was changed"
+        ) from error
+    return tier
+
+
+def _bucket_tier(settings: PoolSettings, sealing: Sealing) -> ObjectTier:
+    tier = ObjectTier(
+        store_of(settings),
+        int(settings.object_budget),
+        sealing=sealing,
+        threads=settings.object_threads,
+        timeout_s=settings.object_timeout_s,
+    )
+    tier.open()
+    return tier
+
+
+def _store(tier: PageTier, one: Found, sealing: Sealing) -> LookupStatus | None:
     """Store one page; return None where it is there now, or what kept it from being stored."""
     if one.page.header is None:
         raise OSError(one.page.problem)

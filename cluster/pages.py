@@ -31,7 +31,9 @@ ConfigFile = Annotated[
 ]
 At = Annotated[
     str | None,
-    typer.Option(help="Where: a place such as `pool-0`, a folder, a tar file; default all places."),
+    typer.Option(
+        help="Where: a place such as `pool-0`, a folder, a tar file, `s3://BUCKET/PREFIX`; default all folders."
+    ),
 ]
 Keys = Annotated[
     list[str] | None, typer.Argument(help="Keys, or their first digits; default all pages.")
@@ -143,12 +145,15 @@ def export_command(
 
 @pages_app.command("import")
 def import_command(
-    source: Annotated[str, typer.Argument(help="A folder or tar file with page files.")],
-    into: Annotated[str, typer.Option(help="Where to: a place such as `pool-0`, or a folder.")],
+    source: Annotated[str, typer.Argument(help="A folder, a tar file or `s3://BUCKET/PREFIX`.")],
+    into: Annotated[
+        str,
+        typer.Option(help="Where to: a place such as `pool-0`, a folder, `s3://BUCKET/PREFIX`."),
+    ],
     config: ConfigFile = None,
     secret: SecretFile = None,
 ) -> None:
-    """Check page files and store them in a stopped node's folder, as if it had stored them."""
+    """Check page files and store them in a stopped node's folder or a bucket, as if it had stored them."""
     with sentences():
         from pie.cluster import page_places, page_tools  # noqa: PLC0415
 
@@ -167,17 +172,25 @@ def rm(
     locked: Annotated[
         bool, typer.Option("--locked", help="All pages whose encryption key is not given.")
     ] = False,
+    running: Annotated[
+        bool, typer.Option("--running", help="Tell the pool nodes of the running cluster.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     at: At = None,
     config: ConfigFile = None,
     secret: SecretFile = None,
 ) -> None:
-    """Remove pages, all copies and parts, from folders that no running node owns."""
+    """Remove pages, all copies and parts, from a bucket or from folders that no running node owns."""
     with sentences():
         from pie.cluster import page_lines, page_places, page_tools  # noqa: PLC0415
 
         if bool(keys) == locked:
             raise page_places.PagesError("name keys to remove, or --locked")
+        if running:
+            if locked or at is not None:
+                raise page_places.PagesError("running nodes are told keys alone, and all of them")
+            _rm_running(keys or [], yes=yes, config=_load(config), secret=secret)
+            return
         with _finding(keys, at, _load(config), secret) as found:
             chosen = [one for one in found if not locked or page_tools.is_locked(one)]
             for one in chosen[:_SHOWN]:
@@ -186,6 +199,25 @@ def rm(
             if chosen and not yes and not typer.confirm(f"Remove {len(chosen)} ({size} bytes)?"):
                 raise typer.Exit(1)
             print(f"{page_tools.remove(chosen)} removed")
+
+
+def _rm_running(keys: list[str], *, yes: bool, config: PieConfig, secret: Path | None) -> None:
+    from pie.cluster.page_running import remove_running  # noqa: PLC0415
+    from pie.wire.orders import PageChange  # noqa: PLC0415
+
+    if not yes and not typer.confirm(f"Remove {len(keys)} pages from all nodes?"):
+        raise typer.Exit(1)
+    became = remove_running(keys, config, secret)
+    told = {
+        PageChange.DONE: "removed",
+        PageChange.NOT_HELD: "held by no node",
+        PageChange.IN_USE: "in use: try again",
+        PageChange.FAILED: "maybe still there: a node did not answer",
+    }
+    print(
+        ", ".join(f"{became[change]} {words}" for change, words in told.items() if became[change])
+    )
+    raise typer.Exit(int(became[PageChange.DONE] + became[PageChange.NOT_HELD] < len(keys)))
 
 
 _SHOWN = 20

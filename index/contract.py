@@ -49,6 +49,9 @@ class PlaceRecord(msgspec.Struct, frozen=True):
     """Whether it takes no more pages and hands those that it has to others."""
     takes_programs: bool = False
     """Whether a worker runs users' programs for routers."""
+    settled: str = ""
+    """Of a pool node: among which nodes it has handed on all pages that belong to others
+    (`pie.pool.placement.view_of`)."""
     ttl_s: float = 5.0
     """The place is gone when it has not been heard of for so long."""
 

@@ -1,7 +1,8 @@
-"""Pages at rest, looked at from outside: what lies in a folder, a tar file or a bucket.
+"""Pages at rest, looked at from outside: what lies in a folder or a tar file.
 
-Covers listing, reading and removing page files where no node serves them. Does not cover the tiers,
-which own what they hold (`pie.pool.disk`), or who asks (`pie.cluster.pages`).
+Covers listing, reading and removing page files where no node serves them. Does not cover buckets
+(`pie.pool.bucket_source`), the tiers, which own what they hold (`pie.pool.disk`), or who asks
+(`pie.cluster.pages`).
 
 Nothing is changed but by `remove`, so that a folder can be looked at while a node uses it: what is seen
 then is as it was at some moment of the call, page by page.
@@ -14,7 +15,7 @@ import fcntl
 import io
 import os
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -69,12 +70,12 @@ class Source(Protocol):
         """
         ...
 
-    def remove(self, page: PageAtRest) -> None:
-        """Remove a page.
+    def remove(self, pages: Sequence[PageAtRest]) -> None:
+        """Remove pages.
 
         Raises:
-            FolderInUseError: A running node owns it.
-            OSError: It cannot be removed.
+            FolderInUseError: A running node owns them.
+            OSError: One cannot be removed; some may be gone.
         """
         ...
 
@@ -112,9 +113,13 @@ class FolderSource:
         """Return a page's whole file."""
         return self._files.read_at(self._path / page.path, page.offset, page.file_bytes)
 
-    def remove(self, page: PageAtRest) -> None:
-        """Remove a page's file, or mark it as dead in its pack: the node gives that room back."""
+    def remove(self, pages: Sequence[PageAtRest]) -> None:
+        """Remove pages' files, or mark them as dead in their packs: the node gives that room back."""
         self._own()
+        for page in pages:
+            self._remove(page)
+
+    def _remove(self, page: PageAtRest) -> None:
         path = self._path / page.path
         if "@" not in page.where:
             self._files.unlink(path)
@@ -216,9 +221,9 @@ class TarSource:
         """Return a page's whole file."""
         return self._bytes(page.where, page.file_bytes)
 
-    def remove(self, page: PageAtRest) -> None:
+    def remove(self, pages: Sequence[PageAtRest]) -> None:
         """Refuse: a tar file is only written as a whole."""
-        raise OSError(f"{self.name} is a tar file: {page.where} cannot be removed from it")
+        raise OSError(f"{self.name} is a tar file: {pages[0].where} cannot be removed from it")
 
     def close(self) -> None:
         """Close the file."""

@@ -28,6 +28,7 @@ from pie.pool.byte_budget import ByteBudget
 from pie.pool.checksum import Checksum
 from pie.pool.landing import Landing
 from pie.pool.links import NodeLinks
+from pie.pool.page_orders import PageOrders
 from pie.pool.placement import Placement
 from pie.pool.settings import PoolSettings
 from pie.pool.tier import Buffer, PageId, StoredPage, id_of
@@ -125,6 +126,7 @@ class PoolClient:
         self.counters = PoolCounters()
         self._replication = replication or FixedReplication(settings.copies)
         self._links = NodeLinks(reader, wire_settings, secret=secret)
+        self.orders = PageOrders(self._links)
         self._checksum = Checksum(secret)
         self._budget = ByteBudget(settings.inflight_budget)
         self._landing = Landing(int(settings.shared_memory))

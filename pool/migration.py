@@ -29,7 +29,7 @@ from pie.pool.cache import Loan, TieredCache
 from pie.pool.grace import Grace
 from pie.pool.links import NodeLinks
 from pie.pool.pace import Pace
-from pie.pool.placement import Placement
+from pie.pool.placement import Placement, view_of
 from pie.pool.rebalance import GroupMove, plan
 from pie.pool.side_threads import SideThreads
 from pie.pool.tier import PageId, TierKind, id_of
@@ -88,6 +88,7 @@ class Migration:
         settle_s: How long the same nodes must be up before anything moves: one that restarts is no
             reason to.
         grace_s: How long a copy stays after those that should have it do.
+        on_settled: Told among which nodes (`view_of`) all pages are where they belong.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class Migration:
         bytes_per_s: float,
         settle_s: float,
         grace_s: float = _GRACE_S,
+        on_settled: Callable[[str], None] = lambda _view: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counters = MigrationCounters()
@@ -115,6 +117,7 @@ class Migration:
         self._tiers = tiers
         self._bytes_per_s = bytes_per_s
         self._settle_s = settle_s
+        self._on_settled = on_settled
         self._clock = clock
         self._pace = Pace(bytes_per_s, clock())
         self._grace = Grace(grace_s)
@@ -169,7 +172,7 @@ class Migration:
         return any(not nodes[place].draining for place in nodes if place != self._here)
 
     async def _run(self) -> None:
-        seen: object = None
+        seen = ""
         since_s = self._clock()
         due_s = float("inf")
         pause_s = _AGAIN_S
@@ -178,9 +181,9 @@ class Migration:
             if self._reader.mode is not IndexMode.OK:
                 continue
             now_s = self._clock()
-            nodes = _signature(self._links.nodes())
-            if nodes != seen:
-                seen, since_s, due_s, pause_s = nodes, now_s, now_s + self._settle_s, _AGAIN_S
+            view = view_of(self._links.nodes())
+            if view != seen:
+                seen, since_s, due_s, pause_s = view, now_s, now_s + self._settle_s, _AGAIN_S
             if now_s < due_s:
                 continue
             before = self.counters.moved + self.counters.left
@@ -191,6 +194,7 @@ class Migration:
                 done = False
             if done:
                 log.debug("%s: all pages are where they belong since %.1f s", self._here, since_s)
+                self._on_settled(view)
                 due_s, pause_s = self._clock() + _STRAY_S, _AGAIN_S
             else:
                 if self._silent or self.counters.moved + self.counters.left > before:
@@ -205,7 +209,7 @@ class Migration:
                 return False
             if draining:
                 nodes.pop(self._here, None)
-            self._grace.begin(_signature(nodes))
+            self._grace.begin(view_of(nodes))
             self._silent.clear()
             placement = Placement(nodes, self._replication)
             moves = await self._in_thread(lambda: self._plan(placement))
@@ -333,11 +337,3 @@ class Migration:
                 lambda done: None if done.cancelled() or done.exception() else undo(done.result())
             )
             raise
-
-
-def _signature(nodes: Mapping[PlaceId, PlaceRecord]) -> frozenset[tuple[object, ...]]:
-    """Return what of the nodes says where pages belong, and who may have lost some."""
-    return frozenset(
-        (record.place, record.epoch, record.capacity_bytes, record.draining)
-        for record in nodes.values()
-    )

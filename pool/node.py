@@ -180,6 +180,7 @@ class PoolNode:
             tiers=_OWN_TIERS,
             bytes_per_s=float(settings.move_rate),
             settle_s=settings.move_after_s,
+            on_settled=self._settled,
         )
         self._emptying: asyncio.Task[tuple[int, int]] | None = None
         self._publisher: Publisher | None = None
@@ -268,9 +269,7 @@ class PoolNode:
         """
         self._service.drain()
         if self._record is not None and not self._record.draining:
-            self._record = structs.replace(self._record, draining=True)
-            if self._publisher is not None:
-                self._publisher.change(self._record)
+            self._say(structs.replace(self._record, draining=True))
         before = self._migration.counters.moved
         left = await self._migration.empty(timeout_s)
         moved = self._migration.counters.moved - before
@@ -320,6 +319,8 @@ class PoolNode:
             disk_folders={} if disk is None else dict(disk.folder_states()),
             claims=len(service.claims),
             loans=service.loans,
+            pinned_pages=len(service.pinned),
+            pinned_bytes=service.pinned.bytes,
             hits=counters.hits,
             misses=counters.misses,
             pending=counters.pending,
@@ -362,12 +363,19 @@ class PoolNode:
             object_dropped_pages=bucket.dropped_pages,
             write_through_waiting=self._mover.waiting,
             write_through_passed_over=self._mover.passed_over,
+            object_raw_bytes=bucket.raw_bytes,
+            object_packed_bytes=bucket.packed_bytes,
+            object_packed_pages=bucket.packed_pages,
+            object_seal_s=bucket.seal_s,
+            object_open_s=bucket.open_s,
+            object_locked_pages=bucket.locked_pages,
         )
 
     def check(self) -> None:
         """Assert that all tables agree. Only while the node is idle."""
         self._cache.check()
         self._service.claims.check()
+        self._service.pinned.check()
 
     def _open_lower(self) -> None:
         """Find what an earlier start left, and from then on move pages between the tiers."""
@@ -380,6 +388,15 @@ class PoolNode:
         took_s = time.monotonic() - began_s
         log.info("%s found %d pages below RAM in %.1f s", self.place, found, took_s)
         self._mover.start()
+
+    def _say(self, record: PlaceRecord) -> None:
+        self._record = record
+        if self._publisher is not None:
+            self._publisher.change(record)
+
+    def _settled(self, view: str) -> None:
+        if self.record.settled != view:
+            self._say(structs.replace(self.record, settled=view))
 
     def _changed(self) -> None:
         self._mover.reconcile_soon()

@@ -25,11 +25,17 @@ class ObjectFigures:
     removed: int = 0
     lost_races: int = 0
     dropped_pages: int = 0
+    raw_bytes: int = 0
+    packed_bytes: int = 0
+    packed_pages: dict[str, int] = field(default_factory=dict)
+    seal_s: float = 0.0
+    open_s: float = 0.0
+    locked_pages: int = 0
 
 
 def figures(tier: ObjectTier) -> ObjectFigures:
     """Return a tier's numbers."""
-    written = tier.written
+    written, sealed = tier.written, tier.sealing.counters
     return ObjectFigures(
         state=tier.states(),
         buffered_bytes=tier.buffered_bytes,
@@ -42,4 +48,10 @@ def figures(tier: ObjectTier) -> ObjectFigures:
         removed=written.removed,
         lost_races=written.lost_races,
         dropped_pages=written.dropped,
+        raw_bytes=sealed.raw_bytes,
+        packed_bytes=sealed.packed_bytes,
+        packed_pages=dict(tier.sealing.pages_by_codec),
+        seal_s=sealed.seal_s,
+        open_s=sealed.open_s,
+        locked_pages=sealed.locked,
     )

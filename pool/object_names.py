@@ -23,16 +23,16 @@ def pack_name(stored_ns: int, chance: bytes, tail_bytes: int) -> str:
     """Return the name of a new pack.
 
     Args:
-        stored_ns: Wall-clock time, so that names sort by age.
+        stored_ns: Wall-clock time, so that names sort by age; before 1970 counts as then.
         chance: 8 random bytes, so that no two nodes choose the same.
         tail_bytes: Size of the list at its end.
     """
-    return f"{PACKS}{stored_ns:020}-{chance.hex()}-{tail_bytes}.pack"
+    return f"{PACKS}{max(0, stored_ns):020}-{chance.hex()}-{tail_bytes}.pack"
 
 
 def list_name(stored_ns: int, chance: bytes) -> str:
     """Return the name of a new list; arguments as `pack_name`'s."""
-    return f"{LISTS}{stored_ns:020}-{chance.hex()}.list"
+    return f"{LISTS}{max(0, stored_ns):020}-{chance.hex()}.list"
 
 
 def tail_bytes(name: str) -> int | None:

@@ -23,6 +23,9 @@ from pie.policies.replication import ReplicationPolicy
 
 GROUP_PAGES = 32
 
+_MORE_ASKED = 3
+"""So many nodes may come at once without a page being missed that is still where it was before them."""
+
 
 def group_keys(chain: Sequence[PageKey]) -> list[PageKey]:
     """Return for each page of a sequence the first key of its group.
@@ -57,12 +60,23 @@ def _score(group: PageKey, place: PlaceId, weight: float) -> float:
     return -weight / math.log(uniform)
 
 
+def view_of(records: Mapping[PlaceId, PlaceRecord]) -> str:
+    """Return what of the nodes says where pages belong, and who may have lost some, as a digest."""
+    seen = sorted(
+        (place, record.epoch, record.capacity_bytes, record.draining)
+        for place, record in records.items()
+    )
+    return blake3(repr(seen).encode()).hexdigest(16)
+
+
 class Placement:
     """Which of the nodes that are up keep a group, and which of them are asked for it.
 
     The nodes that keep it, its homes, are the first of those that take pages. Asked are the first of
     all nodes, and one more than keep it: the one that kept it until a better one came, or that keeps it
-    while a better one leaves. A node that is leaving takes no pages and is asked for those it still has.
+    while a better one leaves. Where several came at once, the one that kept it is further down: so of
+    the next ones those are asked too that have not yet said that they handed on what belongs to others.
+    A node that is leaving takes no pages and is asked for those it still has.
     """
 
     def __init__(
@@ -74,6 +88,8 @@ class Placement:
             place: float(max(1, record.capacity_bytes)) for place, record in records.items()
         }
         self._takers = {place for place, record in records.items() if not record.draining}
+        view = view_of(records)
+        self._unsettled = {place for place, record in records.items() if record.settled != view}
         self._replication = replication
 
     def homes(self, group: PageKey) -> list[PlaceId]:
@@ -84,4 +100,6 @@ class Placement:
     def asked(self, group: PageKey) -> list[PlaceId]:
         """Return the nodes that may have a group, in the order in which they should be asked."""
         order = rank(group, self._weights)
-        return order[: self._replication.copies(group, len(self._takers)) + 1]
+        first = self._replication.copies(group, len(self._takers)) + 1
+        further = order[first : first + _MORE_ASKED]
+        return order[:first] + [place for place in further if place in self._unsettled]

@@ -29,6 +29,8 @@ from pie.pool.claims import Claims
 from pie.pool.copying import copy_payload
 from pie.pool.errors import NotSharedError
 from pie.pool.lanes import Lanes
+from pie.pool.order_service import OrderService
+from pie.pool.pinned import PinnedPages
 from pie.pool.settings import PoolSettings
 from pie.pool.shared_memory import MappedArea
 from pie.pool.tier import PageId, id_of
@@ -47,6 +49,7 @@ from pie.wire.messages import (
     ShareMemory,
     StoreWanted,
 )
+from pie.wire.orders import ChangeResult, PinPages, RemovePages, UnpinPages
 from pie.wire.peer import Peer
 
 _INLINE_BYTES = 512 << 10
@@ -93,6 +96,7 @@ class PoolService:
         self._cache = cache
         self._lanes = lanes
         self._clock = clock
+        self._orders = OrderService(cache, int(settings.ram_budget), lanes.store, clock=clock)
         self._writers: set[bytes] = set()
         self._areas: dict[bytes, MappedArea] = {}
         self._active = 0
@@ -113,6 +117,12 @@ class PoolService:
             case GetPages():
                 with self._busy():
                     await self._send_pages(peer, message)
+            case RemovePages() | PinPages() | UnpinPages():
+                if isinstance(message, PinPages):
+                    self._refuse_if_draining()
+                with self._busy():
+                    changes = await self._orders.change(message, _pages(message))
+                await peer.send(ChangeResult(message.request_id, tuple(map(int, changes))))
             case ShareMemory():
                 self._share(peer, message)
                 await peer.send(MemoryShared(message.request_id))
@@ -126,8 +136,14 @@ class PoolService:
                 )
 
     def drain(self) -> None:
-        """Refuse stores from now on."""
+        """Refuse stores from now on, and keep no page for anybody's sake."""
         self.draining = True
+        self.pinned.close()
+
+    @property
+    def pinned(self) -> PinnedPages:
+        """Pages that stay because somebody asked for it."""
+        return self._orders.pinned
 
     async def idle(self) -> None:
         """Wait until no page is on its way."""
@@ -426,7 +442,9 @@ class PoolService:
             raise RefusedError(RefusalCode.DRAINING, "the node is about to stop")
 
 
-def _pages(message: Lookup | StoreWanted | GetPages) -> list[PageId]:
+def _pages(
+    message: Lookup | StoreWanted | GetPages | RemovePages | PinPages | UnpinPages,
+) -> list[PageId]:
     """Return the pages that a message names.
 
     Raises:

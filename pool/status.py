@@ -31,6 +31,9 @@ class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Pages that writers have announced and not yet sent."""
     loans: Gauge[int]
     """Pages that are being sent."""
+    pinned_pages: Gauge[int]
+    """Pages that stay in RAM because somebody asked for it."""
+    pinned_bytes: Gauge[int]
     hits: Counter[int]
     misses: Counter[int]
     pending: Counter[int]
@@ -95,3 +98,15 @@ class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
     write_through_passed_over: Counter[int]
     """Pages that are not, because too many wait: they go there when they have to leave."""
     """Pages that were taken for the bucket and did not get there."""
+    object_raw_bytes: Counter[int]
+    """Payloads that were packed for the bucket, as they came."""
+    object_packed_bytes: Counter[int]
+    """The same payloads, as they were sent."""
+    object_packed_pages: Counter[dict[str, int]]
+    """Pages that were made for the bucket, by the codec that they were packed with."""
+    object_seal_s: Counter[float]
+    """Spent on packing and encrypting what goes to the bucket."""
+    object_open_s: Counter[float]
+    """Spent on decrypting, unpacking and checking what comes from the bucket."""
+    object_locked_pages: Counter[int]
+    """Pages in the bucket that were found encrypted with a key that is not here."""

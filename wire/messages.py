@@ -17,6 +17,7 @@ import msgspec
 from pie.page.events import Epoch, PlaceId
 from pie.page.format import PageHeader
 from pie.page.key import PageKey
+from pie.wire.orders import ChangeResult, PinPages, RemovePages, UnpinPages
 from pie.wire.program_runs import ProgramEvents, ProgramTold, StartProgram, TellProgram
 
 
@@ -462,6 +463,10 @@ Message = (
     | PutPages
     | PutResult
     | StoreWanted
+    | RemovePages
+    | PinPages
+    | UnpinPages
+    | ChangeResult
     | ShareMemory
     | MemoryShared
     | DrainNode

@@ -38,7 +38,7 @@ from pie.worker.offload import Offload
 from pie.worker.outcome import Drawn, Outcome, StepRunner, compute
 from pie.worker.page_table import Change, PageTable
 from pie.worker.programs.commands import ProgramBegan, ProgramCall, ProgramEnded
-from pie.worker.programs.lane import NewPage, ProgramLane
+from pie.worker.programs.lane import ProgramLane
 from pie.worker.rates import StepTimes
 from pie.worker.scheduler import Chunk, Limits, Scheduler, StepPlan
 from pie.worker.sequence import Sequence
@@ -175,7 +175,7 @@ class Engine:
     def run_programs(self, lane: ProgramLane) -> None:
         """Run users' programs too from now on."""
         self._programs = lane
-        lane.on_new_page = self._store_of_program
+        lane.on_new_page = lambda page: self._put_store(PageToStore(*page))
 
     def handle(self, command: Command) -> None:
         """Take one command."""
@@ -479,16 +479,15 @@ class Engine:
         self._departed.note(sequence, held=self._table.has)
         return 0 if self._offload is None else self._offload.wish(sequence, self._times.prefill)
 
-    def _store_of_program(self, page: NewPage) -> None:
-        self._put_store(PageToStore(*page))
-
     def _put_store(self, page: PageToStore | None) -> None:
         if self._offload is not None and page is not None:
             self._stores.put(page)
 
     def _store(self) -> None:
-        if self._offload is not None and (batch := self._stores.next_batch()):
-            self._offload.store(batch)
+        if self._offload is not None:
+            self._offload.look_ahead(self._scheduler.next_waiting())
+            if batch := self._stores.next_batch():
+                self._offload.store(batch)
 
     def _prefill_tokens(self) -> int:
         least = max(self._page_tokens, self._limits.scheduler.step_tokens // _LEAST_PREFILL)

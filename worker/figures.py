@@ -99,6 +99,7 @@ class Figures:
             pages_stored=self.stores.stored,
             pages_store_dropped=self.stores.dropped,
             pages_loaded={tier.value: n for tier, n in counters.pages_loaded.items()},
+            pages_prefetched=0 if offload is None else offload.prefetched,
             loads_missed=0 if offload is None else offload.counts.missed,
             loads_overran=0 if offload is None else offload.counts.overran,
             loads_skipped=0 if offload is None else offload.choice.skipped + offload.counts.paused,

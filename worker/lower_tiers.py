@@ -204,6 +204,22 @@ class LowerTiers:
         self.stored += kept and bool(missing)
         return kept
 
+    def has(self, page: PageId) -> bool:
+        """Say whether a part of a page is here."""
+        return self._cache.lookup(page) is _HIT
+
+    def has_host_room(self, size: int) -> bool:
+        """Say whether host memory takes so many bytes more without letting anything go."""
+        host = self._tiers[0]
+        return self._has_host and host.used_bytes + size <= host.budget_bytes
+
+    def put_ahead(self, parts: Sequence[CopiedPart]) -> int:
+        """Store parts of pages in host memory while it has room; return how many are here."""
+        count = 0
+        while count < len(parts) and self._put(parts[count], may_evict=False):
+            count += 1
+        return count
+
     def demote(self, victims: Sequence[tuple[PageSlot, FrozenPage]], parts: Sequence[Part]) -> None:
         """Copy parts of pages that leave device memory, where host memory has room for them.
 
@@ -285,9 +301,8 @@ class LowerTiers:
         """Say whether `_copy_now` may find room for these parts of a page."""
         if not self._has_host:
             return False
-        host, layout = self._tiers[0], self._copies.names.layout
-        size = sum(layout.part_bytes(part) for part in parts)
-        return not self._has_disk or host.used_bytes + size <= host.budget_bytes
+        layout = self._copies.names.layout
+        return not self._has_disk or self.has_host_room(sum(map(layout.part_bytes, parts)))
 
     def _put(self, part: CopiedPart, *, may_evict: bool, may_demote: bool = True) -> bool:
         header, payload = part

@@ -15,8 +15,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence as Many
+from collections.abc import Callable, Iterable, Sequence as Many
 from dataclasses import dataclass
+from itertools import islice
 
 from pie.page.events import Part
 from pie.page.layout import PageLayout
@@ -40,6 +41,7 @@ from pie.worker.load_job import LoadJob, PageToLoad, RunToLoad
 from pie.worker.lower_tiers import LowerTiers
 from pie.worker.page_copies import PageCopies, Piece
 from pie.worker.page_pool import PagePool
+from pie.worker.prefetch import MOST_REQUESTS, Prefetch, wanted_of
 from pie.worker.rates import Rate
 from pie.worker.sequence import Sequence
 from pie.worker.stalls import Stalls
@@ -73,7 +75,8 @@ class LoadCounts:
 class Offload:
     """Moves pages between one worker's device memory, its lower tiers and the pool.
 
-    Built on the event loop; `wish`, `load` and `store` are the step thread's.
+    Built on the event loop; `wish`, `look_ahead`, `load` and `store` are the step
+    thread's.
 
     Args:
         copies: The arena, and what names its pages.
@@ -103,6 +106,12 @@ class Offload:
         self._loading = {tier: SideThreads(f"pie-load-{tier}") for tier in LoadTier}
         self._jobs: set[LoadJob] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._prefetch: Prefetch | None = None
+        # Of a recurrent model's pages only those up to a snapshot are of use, and which has one is not known.
+        if pool is not None and tiers is not None and not self._has_states:
+            self._prefetch = Prefetch(pool, tiers, copies)
+        self._ahead_of: tuple[Sequence, ...] = ()
+        """Requests at the head of the queue when they were last looked at."""
         self.choice = LoadChoice(copies.names.layout.page_tokens)
         self.stalls = {tier: Stalls(tier.value) for tier in LoadTier}
         self.counts = LoadCounts()
@@ -111,6 +120,11 @@ class Offload:
     def layout(self) -> PageLayout:
         """What a page holds."""
         return self._copies.names.layout
+
+    @property
+    def prefetched(self) -> int:
+        """How many pages were brought into host memory for requests that waited."""
+        return 0 if self._prefetch is None else self._prefetch.pages
 
     def wish(self, sequence: Sequence, compute: Rate) -> int:
         """Return how many pages after its frozen ones a sequence should load; 0 to compute them."""
@@ -126,6 +140,13 @@ class Offload:
         else:
             sequence.load_decision = decision
         return chosen
+
+    def look_ahead(self, waiting: Iterable[Sequence]) -> None:
+        """Bring into host memory what the first requests in the queue will want, while they wait."""
+        before, self._ahead_of = self._ahead_of, tuple(islice(waiting, MOST_REQUESTS))
+        if self._prefetch is not None and self._ahead_of != before:
+            new = [wanted_of(one) for one in self._ahead_of if one not in before]
+            self._loop.call_soon_threadsafe(self._prefetch.look, new)
 
     def load(self, sequence: Sequence, compute: Rate) -> None:
         """Fetch the pages that `sequence` has reserved; `LoadEnded` comes when that is over."""
@@ -155,6 +176,8 @@ class Offload:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._prefetch is not None:
+            await self._prefetch.close()
         # One that hangs is left behind at the limit.
         threads = (*self._storing.threads, *self._loading.values())
         await asyncio.gather(*(asyncio.to_thread(thread.close, limit_s) for thread in threads))

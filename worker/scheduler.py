@@ -315,6 +315,10 @@ class Scheduler:
             self._forking.remove(sequence)
         sequence.state = SequenceState.FINISHED
 
+    def next_waiting(self) -> Iterator[Sequence]:
+        """List those that wait for their turn, the next one first."""
+        return iter(self._waiting)
+
     def sequences(self) -> Iterator[Sequence]:
         """List all that hold or want pages."""
         yield from (

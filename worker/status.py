@@ -117,6 +117,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Pages on disk that were found encrypted with a key that is not here."""
     pages_loaded: Counter[dict[str, int]] = {}
     """By the tier that they came from."""
+    pages_prefetched: Counter[int] = 0
+    """Pages that were brought from the pool into host memory for requests that waited in the queue."""
     loads_missed: Counter[int] = 0
     """Loads that brought nothing to a request that still wanted it."""
     loads_overran: Counter[int] = 0

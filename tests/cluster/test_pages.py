@@ -16,16 +16,22 @@ from typer.testing import CliRunner, Result
 from pie.cluster.cli import app
 from pie.cluster.secret import kept_secret
 from pie.index.contract import PlaceRecord
+from pie.index.feed import MirrorFeed
+from pie.index.mirror import Mirror
 from pie.index.publisher import Publisher
 from pie.index.settings import IndexSettings
 from pie.page.events import Epoch, PlaceId, PlaceKind, Tier
 from pie.page.format import PageHeader, decode_page
+from pie.pool.client import PoolClient
 from pie.pool.conformance import put, sample_page
 from pie.pool.disk import DiskTier
+from pie.pool.node import PoolNode
 from pie.pool.sealing import Sealing
-from pie.pool.settings import Compression
+from pie.pool.settings import Compression, PoolSettings
 from pie.pool.tier import entry_of, id_of
+from pie.wire.messages import PutStatus
 from tests.pool.disk_places import LARGE, SMALL, flip, pages_of
+from tests.pool.places import SamplePages, until
 
 KEY, OTHER = "11" * 32, "22" * 32
 Pie = Callable[..., Result]
@@ -328,6 +334,57 @@ def test_rm_of_locked_pages_takes_those_alone(cluster: Cluster, pie: Pie) -> Non
     tier = cluster.tier("pool-0", KEY, OTHER)
     assert pages_of(tier) == {id_of(header) for header in mine}
     tier.close()
+
+
+async def test_rm_running_tells_the_nodes_of_a_running_cluster(
+    pie: Pie, cluster: Cluster, index_settings: IndexSettings
+) -> None:
+    settings = PoolSettings.model_validate(
+        {"ram_budget": "4MiB", "disk_budget": "4MiB", "disk_folders": [cluster.top / "pages"]}
+    )
+    node = PoolNode(
+        PlaceId("pool-0"),
+        settings,
+        index_url=index_settings.url,
+        epoch=Epoch(1),
+        secret=cluster.secret,
+        index_settings=index_settings,
+    )
+    await node.start()
+    index = {
+        "INDEX__URL": index_settings.url,
+        "INDEX__KEY_PREFIX": index_settings.key_prefix,
+    }
+    mirror = Mirror()
+    feed = MirrorFeed(index_settings.url, mirror, settings=index_settings, with_pages=False)
+    client = PoolClient(mirror, PoolSettings(), secret=cluster.secret)
+    pages = SamplePages(2, secret=cluster.secret)
+
+    async def are_stored() -> bool:
+        return set(await pages.store(client)) <= {PutStatus.STORED, PutStatus.HELD}
+
+    try:
+        await feed.start()
+        await until(are_stored)
+        keys = [page.key.hex() for page in pages.pages]
+        done = await asyncio.to_thread(
+            lambda: pie("rm", "--running", "--yes", keys[0], "0" * 64, **index)
+        )
+        assert done.exit_code == 0, done.stderr
+        assert done.stdout.strip() == "1 removed, 1 held by no node"
+        assert await pages.hits(client) == [False, True]
+        short = await asyncio.to_thread(
+            lambda: pie("rm", "--running", "--yes", keys[1][:8], **index)
+        )
+        assert short.exit_code == 2
+        assert "is no whole key" in short.stderr
+    finally:
+        await client.close()
+        await feed.close()
+        await node.close()
+    gone = await asyncio.to_thread(lambda: pie("rm", "--running", "--yes", keys[1], **index))
+    assert gone.exit_code != 0
+    assert "no pool node is up" in gone.stderr
 
 
 def test_a_running_nodes_folder_is_read_and_not_changed(cluster: Cluster, pie: Pie) -> None:

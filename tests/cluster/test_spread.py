@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
 import signal
-import socket
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
-import psutil
 import pytest
 from openai import OpenAI
 
 from pie.index.server import EmbeddedServer
+from tests.support.ray_nodes import RayNodes, ray_nodes
 from tests.support.serving import Serving
 
 # Ray gives each of its nodes 30 s to start, which three at once beside other tests may not make.
@@ -32,79 +25,19 @@ pytestmark = [
 ]
 
 NODES = 3
+PAGE_TOKENS = 16
 LONG = "The lamp of the lighthouse turns once in ten seconds. " * 30
-_RAY = """
-import sys
-from ray.cluster_utils import Cluster
-port, nodes = sys.argv[1:]
-small = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False}
-head = small | {"gcs_server_port": int(port)}
-cluster = Cluster(initialize_head=True, head_node_args=head)
-for _ in range(int(nodes) - 1):
-    cluster.add_node(num_cpus=1, object_store_memory=80 << 20)
-cluster.wait_for_nodes()
-print(cluster.address, flush=True)
-sys.stdin.read()
-cluster.shutdown()
-"""
-
-
-class Ray(NamedTuple):
-    """A Ray of three nodes on this machine."""
-
-    address: str
-    process: psutil.Process
-
-    def pids(self, kind: str) -> list[int]:
-        """Return the processes of an actor class."""
-        found = []
-        for process in self.process.children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                if f"ray::{kind}" in " ".join(process.cmdline()):
-                    found.append(process.pid)
-        return found
 
 
 @pytest.fixture(scope="module")
-def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ray]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    # Where Ray says which cluster is the current one, among others; short, because sockets lie below it.
-    folder = Path(tempfile.mkdtemp(prefix="pie", dir="/tmp"))
-    (folder / "ray").mkdir()
-    own = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": str(folder)}
-    log = tmp_path_factory.mktemp("ray") / "log"
-    with log.open("wb") as errors:
-        process = subprocess.Popen(
-            [sys.executable, "-c", _RAY, str(port), str(NODES)],
-            env=os.environ | own,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-        )
-    assert process.stdout is not None
-    address = process.stdout.readline().strip()
-    try:
-        assert address, log.read_text()
-        yield Ray(address, psutil.Process(process.pid))
-    finally:
-        family = psutil.Process(process.pid).children(recursive=True)
-        try:
-            process.communicate(timeout=60)
-        finally:
-            process.kill()
-            process.wait()
-            for one in family:
-                with contextlib.suppress(psutil.Error):
-                    one.kill()
-            psutil.wait_procs(family, timeout=10)
-            shutil.rmtree(folder, ignore_errors=True)
+def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayNodes]:
+    with ray_nodes(NODES, tmp_path_factory.mktemp("ray")) as ray:
+        yield ray
 
 
 @pytest.fixture(scope="module")
 def serving(
-    ray: Ray, redis_server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory
+    ray: RayNodes, redis_server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Serving]:
     """Two workers and two pool nodes, spread over that Ray."""
     one = Serving(
@@ -134,16 +67,34 @@ def client(serving: Serving) -> Iterator[OpenAI]:
         yield one
 
 
-def ask(client: Any, question: str, worker: str) -> tuple[str, int]:
-    """Return an answer of one worker, and how many prompt tokens came from pages."""
-    answer = client.chat.completions.create(
+class Answered(NamedTuple):
+    """An answer, and where its prompt came from."""
+
+    text: str
+    prompt_pages: int
+    """Full pages of the prompt."""
+    cached: int
+    """Tokens of the prompt that came from pages."""
+    load: str
+    """Why pages were loaded or computed."""
+
+
+def ask(client: Any, question: str, worker: str) -> Answered:
+    """Return what one worker answers."""
+    got = client.chat.completions.with_raw_response.create(
         model="smollm2",
         messages=[{"role": "user", "content": question}],
         max_tokens=12,
         temperature=0,
         extra_headers={"x-pie-place": worker},
     )
-    return answer.choices[0].message.content, answer.usage.prompt_tokens_details.cached_tokens
+    answer = got.parse()
+    return Answered(
+        answer.choices[0].message.content,
+        answer.usage.prompt_tokens // PAGE_TOKENS,
+        answer.usage.prompt_tokens_details.cached_tokens,
+        got.headers.get("x-pie-load", ""),
+    )
 
 
 def pool_counters(serving: Serving) -> dict[str, dict[str, float]]:
@@ -151,9 +102,10 @@ def pool_counters(serving: Serving) -> dict[str, dict[str, float]]:
     return {node["place"]: node["counters"] for node in status["pool"]}
 
 
-def stored_in_pool(serving: Serving, pages: int) -> bool:
-    counters = pool_counters(serving)
-    return len(counters) == 2 and all(c.get("stored", 0) >= pages for c in counters.values())
+def least_stored(serving: Serving) -> int:
+    """Return how many pages the node has taken that has taken least; 0 while one is missing."""
+    stored = [int(counters.get("stored", 0)) for counters in pool_counters(serving).values()]
+    return min(stored) if len(stored) == 2 else 0
 
 
 def wait_for(what: str, holds: Any, limit_s: float = 30) -> None:
@@ -163,43 +115,49 @@ def wait_for(what: str, holds: Any, limit_s: float = 30) -> None:
         time.sleep(0.1)
 
 
+def ask_first(serving: Serving, client: Any, question: str) -> Answered:
+    """Ask worker-0 what nobody has asked, and wait until both nodes have every page of it."""
+    before = least_stored(serving)
+    cold = ask(client, question, "worker-0")
+    new = cold.prompt_pages - cold.cached // PAGE_TOKENS
+    wait_for("pages are in both nodes", lambda: least_stored(serving) >= before + new)
+    return cold
+
+
 def test_what_one_worker_computed_another_loads_from_nodes_elsewhere(
     serving: Serving, client: Any
 ) -> None:
     addresses = [line.split()[-1] for line in serving.text.splitlines() if "curve://" in line]
     assert len(set(addresses)) >= 4, "workers and nodes talk encrypted"
-    cold, cached = ask(client, LONG + "one", "worker-0")
-    assert cached == 0
-    wait_for("pages are in both nodes", lambda: stored_in_pool(serving, 10))
-    warm, cached = ask(client, LONG + "one", "worker-1")
-    assert warm == cold
-    assert cached > 300
+    cold = ask_first(serving, client, LONG + "one")
+    assert cold.cached == 0
+    warm = ask(client, LONG + "one", "worker-1")
+    assert warm.text == cold.text
+    assert warm.cached > 300, warm
 
 
 def test_a_pool_node_that_is_killed_costs_no_page_that_has_a_copy(
-    ray: Ray, serving: Serving, client: Any
+    ray: RayNodes, serving: Serving, client: Any
 ) -> None:
-    before = min(counters.get("stored", 0) for counters in pool_counters(serving).values())
-    cold, _ = ask(client, LONG + "two, and then some. " + LONG, "worker-0")
-    wait_for("pages are in both nodes", lambda: stored_in_pool(serving, int(before) + 10))
+    question = LONG + "two, and then some. " + LONG
+    cold = ask_first(serving, client, question)
     family = set(ray.pids("PoolActor"))
     os.kill(min(family), signal.SIGKILL)
-    warm, cached = ask(client, LONG + "two, and then some. " + LONG, "worker-1")
-    assert warm == cold
-    assert cached > 600, "the other node has them"
+    warm = ask(client, question, "worker-1")
+    assert warm.text == cold.text
+    assert warm.cached > 600, f"the other node has them: {warm}"
 
     def is_back() -> bool:
         return len(pool_counters(serving)) == 2 and len(set(ray.pids("PoolActor")) - family) == 1
 
     wait_for("Ray starts it again", is_back, 60)
-    assert ask(client, LONG + "two, and then some. " + LONG, "worker-0")[0] == cold
+    assert ask(client, question, "worker-0").text == cold.text
 
 
 def test_without_any_pool_node_everything_is_computed(
-    ray: Ray, serving: Serving, client: Any
+    ray: RayNodes, serving: Serving, client: Any
 ) -> None:
-    cold, _ = ask(client, LONG + "three", "worker-0")
+    cold = ask(client, LONG + "three", "worker-0")
     for pid in ray.pids("PoolActor"):
         os.kill(pid, signal.SIGKILL)
-    warm, _ = ask(client, LONG + "three", "worker-1")
-    assert warm == cold
+    assert ask(client, LONG + "three", "worker-1").text == cold.text

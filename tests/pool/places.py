@@ -40,7 +40,10 @@ class SamplePages:
     def __init__(
         self, count: int, *, first: int = 0, size: int = 4096, secret: bytes | None = None
     ):
-        made = [sample_page(first + n, size, secret=secret) for n in range(count)]
+        self.take([sample_page(first + n, size, secret=secret) for n in range(count)])
+
+    def take(self, made: Sequence[tuple[PageHeader, bytes]]) -> None:
+        """Be other pages, one after another in a sequence."""
         self.payloads: list[bytes] = [payload for _, payload in made]
         self.pages: list[PageId] = [id_of(header) for header, _ in made]
         self.groups = group_keys([page.key for page in self.pages])

@@ -11,6 +11,7 @@ from pie.index.contract import PlaceRecord
 from pie.page.events import Epoch, PlaceId, PlaceKind
 from pie.page.lookup import LookupStatus
 from pie.pool.client import Reason
+from pie.pool.placement import view_of
 from pie.wire.messages import GetPages, Message, PageData, PutStatus
 from pie.wire.peer import Peer
 from pie.wire.server import WireServer
@@ -174,10 +175,17 @@ async def test_and_look_ups_find_them_too(start_node: StartNode, make_client: Ma
 
 
 async def test_a_page_that_nobody_has_is_asked_of_two_nodes_and_missed_once(
-    start_node: StartNode, make_client: MakeClient
+    places: Places, start_node: StartNode, make_client: MakeClient
 ) -> None:
-    nodes = [await start_node(f"pool-{n}") for n in range(3)]
+    nodes = [await start_node(f"pool-{n}", move_after_s=0) for n in range(3)]
     client = make_client()
+
+    async def have_settled() -> bool:
+        for node in nodes:
+            places.up(node.record)
+        return {node.record.settled for node in nodes} == {view_of(places.known)}
+
+    await until(have_settled)
     assert await SamplePages(1).hits(client) == [False]
     assert sum(node.status().misses for node in nodes) == 2
     assert client.counters.missed == {Reason.NOT_HELD: 1}

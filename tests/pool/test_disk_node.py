@@ -244,3 +244,43 @@ async def test_pages_are_found_on_disk_and_served_after_a_restart(
         return (RAM | DISK) in [*outside.masks(large), *outside.masks(small)]
 
     await until(is_promoted_and_told)
+
+
+@pytest.mark.live
+async def test_a_node_killed_while_pages_go_down_to_disk_has_whole_ones_there_and_no_others(
+    outside: Outside,
+) -> None:
+    pages = SamplePages(120, size=100_000)
+
+    async def is_up() -> bool:
+        return POOL in outside.mirror.places()
+
+    async def is_gone() -> bool:
+        return not await is_up()
+
+    async def some_went_down() -> bool:
+        return sum(bool(mask & DISK) for mask in outside.masks(pages)) > 10
+
+    await outside.start()
+    await until(is_up)
+    store = asyncio.create_task(pages.store(outside.client, deadline_s=30))
+    await until(some_went_down)
+    await outside.end(kill=True)
+    await store
+    on_disk = [bool(mask & DISK) for mask in outside.masks(pages)]
+    await until(is_gone)
+    await outside.start()
+    await until(is_up)
+
+    async def what_is_on_disk_is_known() -> bool:
+        return all(
+            mask & DISK
+            for mask, expected in zip(outside.masks(pages), on_disk, strict=True)
+            if expected
+        )
+
+    await until(what_is_on_disk_is_known)
+    # What comes is compared with what was stored.
+    hits = await pages.hits(outside.client)
+    assert all(hit for hit, expected in zip(hits, on_disk, strict=True) if expected)
+    assert hits.count(True) < 120, "it was killed before all had come"

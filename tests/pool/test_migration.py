@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from pie.index.contract import PlaceRecord
 from pie.page.events import PlaceId, Tier
 from pie.page.format import PageHeader
 from pie.page.key import PageKey
 from pie.policies.replication import FixedReplication
 from pie.pool.node import PoolNode
-from pie.pool.placement import GROUP_PAGES, Placement
+from pie.pool.placement import GROUP_PAGES, Placement, view_of
 from pie.pool.tier import id_of
 from pie.wire.client import WireClient
 from pie.wire.ids import new_request_id
@@ -73,6 +74,56 @@ async def test_a_page_that_went_stays_a_while_for_those_who_asked_the_new_home_t
     assert len(held(first)) == COUNT
     await at_home(places, first, second)
     assert len(held(first)) + len(held(second)) == COUNT
+
+
+async def test_a_reader_who_asked_the_new_home_too_early_finds_the_page_at_the_old_one(
+    places: Places, start_node: StartNode, make_client: MakeClient
+) -> None:
+    first = await start_node("a", **MOVES)
+    client, pages = make_client(), SamplePages(COUNT)
+    await pages.store(client)
+    second = await start_node("b", **MOVES)
+    open_link = client._links.open
+
+    async def open_late(record: PlaceRecord) -> WireClient:
+        if record.place == first.place:
+            # Meanwhile the new home has said no, and then got the pages.
+            await until(has_its_share)
+        return await open_link(record)
+
+    placement = Placement(places.known, FixedReplication())
+    share = sum(placement.homes(group) == [second.place] for group in pages.groups)
+
+    async def has_its_share() -> bool:
+        return len(held(second)) == share
+
+    client._links.open = open_late  # type: ignore[method-assign]
+    assert all(await pages.hits(client))
+    assert second.status().misses > 0, "it was asked too early"
+    await at_home(places, first, second)
+
+
+async def test_where_two_nodes_come_at_once_no_page_is_missed_before_while_and_after_it_moves(
+    places: Places, start_node: StartNode, make_client: MakeClient
+) -> None:
+    old = [await start_node(name, move_after_s=1, move_rate=0) for name in "ab"]
+    client, pages = make_client(), SamplePages(COUNT, first=768)
+    await pages.store(client)
+    nodes = [*old, *[await start_node(name, move_after_s=1, move_rate=0) for name in "cd"]]
+    placement = Placement(places.known, FixedReplication())
+    assert any({*placement.asked(group)[:2]}.isdisjoint("ab") for group in set(pages.groups)), (
+        "both of the new nodes come before the one that has it"
+    )
+
+    def have_settled() -> bool:
+        return {node.record.settled for node in nodes} == {view_of(places.known)}
+
+    while not have_settled():
+        assert all(await pages.hits(client))
+        for node in nodes:
+            places.up(node.record)
+    assert is_at_home(places, *nodes)
+    assert all(await pages.hits(client))
 
 
 async def test_a_node_that_dies_while_pages_move_to_it_costs_none(

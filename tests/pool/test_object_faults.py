@@ -77,6 +77,22 @@ class Failing(Wrapped):
 
 
 @pytest.mark.live
+def test_clocks_that_jump_change_nothing(start: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    tier = start()
+    for number, now_ns in enumerate([10**18, 0, 2 * 10**18, -(10**15)]):
+        monkeypatch.setattr("time.time_ns", lambda now_ns=now_ns: now_ns)
+        assert put(tier, *sample_page(number, SMALL))
+        assert put(tier, *sample_page(number + 10, LARGE))
+        tier.flush(10)
+    tier.close()
+    again = start()
+    assert len(pages_of(again)) == 8
+    for number in range(4):
+        for header, payload in (sample_page(number, SMALL), sample_page(number + 10, LARGE)):
+            assert read(again, id_of(header)) == payload
+
+
+@pytest.mark.live
 def test_a_store_that_is_killed_and_comes_back_costs_misses_and_loses_nothing_that_was_in_it(
     own_s3_server: LocalS3, start: Open, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from pie.wire.messages import PutStatus
 from tests.pool.conftest import MakeClient, StartNode
 from tests.pool.object_places import objects
 from tests.pool.places import SamplePages, until
+from tests.pool.test_sealing import smooth_page
 
 pytestmark = pytest.mark.live
 
@@ -73,6 +75,39 @@ async def test_each_page_is_in_the_bucket_soon_and_a_killed_nodes_pages_come_fro
         return again.status().pages["pool_ram"] > 10
 
     await until(are_promoted)
+
+
+@pytest.mark.parametrize("tier", ["disk", "object"])
+async def test_each_tier_packs_as_it_is_told_and_counts_what_that_saves_and_costs(
+    start_node: StartNode,
+    make_client: MakeClient,
+    bucket: dict[str, object],
+    tmp_path: Path,
+    tier: str,
+) -> None:
+    node = await start_node(
+        **bucket,
+        disk_budget="32MiB",
+        disk_folders=[tmp_path],
+        **{f"{tier}_compression": "auto"},
+    )
+    smooth = SamplePages(8, size=100_000)
+    smooth.take([smooth_page(number, 100_000) for number in range(8)])
+    assert set(await smooth.store(make_client())) == {PutStatus.STORED}
+    await until_kept(node, 8)
+    await asyncio.to_thread(node._cache.save, float("inf"))
+    status = node.status()
+    raw = {"disk": status.disk_raw_bytes, "object": status.object_raw_bytes}
+    packed = {"disk": status.disk_packed_bytes, "object": status.object_packed_bytes}
+    kinds = {"disk": status.disk_packed_pages, "object": status.object_packed_pages}
+    other = "object" if tier == "disk" else "disk"
+    assert raw["disk"] == raw["object"] == packed[other]
+    assert packed[tier] < 0.9 * raw[tier]
+    assert kinds[other]["none"] == kinds[tier]["bshuf-lz4"] == 8
+    assert status.object_seal_s > 0
+    again = await start_node(epoch=2, **bucket)
+    assert all(await smooth.hits(make_client()))
+    assert again.status().object_open_s > 0
 
 
 async def test_without_write_through_only_what_leaves_ram_and_what_a_drain_saves_is_sent(

@@ -1,12 +1,15 @@
 """Groups spread evenly, move little, and keep leading runs together."""
 
 from collections import Counter
+from collections.abc import Sequence
+
+from msgspec import structs
 
 from pie.index.contract import PlaceRecord
 from pie.page.events import Epoch, PlaceId, PlaceKind
 from pie.policies.replication import FixedReplication
 from pie.pool.conformance import sample_key
-from pie.pool.placement import GROUP_PAGES, Placement, group_keys, rank
+from pie.pool.placement import GROUP_PAGES, Placement, group_keys, rank, view_of
 
 GROUPS = [sample_key(number) for number in range(2000)]
 A, B, C = PlaceId("a"), PlaceId("b"), PlaceId("c")
@@ -68,6 +71,28 @@ def test_copies_go_to_the_best_nodes_and_one_more_is_asked() -> None:
         order = rank(group, {A: 1.0, B: 1.0, C: 1.0})
         assert three.homes(group) == order[:2]
         assert three.asked(group) == order
+
+
+def settled(*nodes: PlaceRecord, among: Sequence[PlaceRecord] = ()) -> list[PlaceRecord]:
+    """Return nodes that have handed on what belongs to others of `among`."""
+    view = view_of({one.place: one for one in among or nodes})
+    return [structs.replace(one, settled=view) for one in nodes]
+
+
+def test_where_nodes_come_at_once_the_one_that_kept_a_group_is_asked_until_it_has_handed_it_on() -> (
+    None
+):
+    old = [node(PlaceId(f"old-{n}")) for n in range(3)]
+    new = [node(PlaceId(f"new-{n}")) for n in range(4)]
+    before = placement(*settled(*old))
+    during = placement(*settled(*old), *new)
+    after = placement(*settled(*old, *new))
+    for group in GROUPS[:300]:
+        kept = before.homes(group)[0]
+        assert len(before.asked(group)) == len(after.asked(group)) == 2
+        assert kept in during.asked(group)
+        assert during.asked(group)[:2] == after.asked(group)
+    assert any(before.homes(group)[0] not in after.asked(group) for group in GROUPS[:300])
 
 
 def test_more_copies_than_nodes_is_one_on_each() -> None:
