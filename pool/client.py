@@ -54,8 +54,7 @@ _HIT = LookupStatus.HIT
 """A name of its own: look-ups of thousands of pages would spend a third of their time on members."""
 
 _PUTS_AT_ONCE = 4
-"""Messages of pages on their way to one node. A node that copies and checks one while the next comes in takes
-half as much again."""
+"""Messages of pages on their way to one node, which copies and checks one while the next comes in."""
 
 _GET_PAGES = 256
 _FIRST_GUESS_BYTES = 1 << 20
