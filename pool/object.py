@@ -36,11 +36,13 @@ from pie.pool.object_errors import NotAskedError, ObjectStoreError
 from pie.pool.object_health import ObjectHealth, ObjectState
 from pie.pool.object_keeper import ObjectKeeper
 from pie.pool.object_lists import ObjectLists
+from pie.pool.object_packs import Packs
 from pie.pool.object_pages import ObjectPages
 from pie.pool.object_reader import ObjectReader, Span
+from pie.pool.object_removals import Removals
 from pie.pool.object_store import ObjectStore
 from pie.pool.object_table import ObjectTable
-from pie.pool.object_writer import ObjectWriter, WriterCounters, name_of
+from pie.pool.object_writer import ObjectWriter, WriterCounters
 from pie.pool.sealing import Sealing
 from pie.pool.space import Claim, Space
 from pie.pool.tier import BadPages, PageId, StoredPage, id_of
@@ -51,6 +53,8 @@ PACK_BYTES = 4 << 20
 _LEAST_PACK_BYTES = 16 << 10
 _SLACK_BYTES = 64 << 20
 """What was removed and is not gone yet may take so much, or a sixteenth of a small budget."""
+_SPARE_LOOKS = 3
+"""How long a pack stays that holds nothing but what others hold too: each node has seen these by then."""
 _ROOM_ROUNDS = 4
 _MOVES = 4
 """How often a page may move to another pack while one load tries to read it."""
@@ -106,7 +110,9 @@ class ObjectTier:
         self._kept_back = pack_bytes * 5 // 8 + min(_SLACK_BYTES, budget_bytes // 16)
         self._space = Space(budget_bytes)
         self._lists = ObjectLists(store, self._pages, clock)
-        self._table = ObjectTable(self._space, self._list, self._changed)
+        self._removals = Removals(self._space)
+        packs = Packs(self._space, self._removals, _SPARE_LOOKS * look_s, clock)
+        self._table = ObjectTable(self._space, self._removals, packs, self._list, self._changed)
         self._is_open = False
         self._bad_at_store = 0
         self._bad_at_load = 0
@@ -115,7 +121,7 @@ class ObjectTier:
         self._writer = ObjectWriter(
             store,
             self._pages,
-            self._space,
+            self._removals,
             self.health,
             self._table,
             self._changed,
@@ -124,10 +130,9 @@ class ObjectTier:
             pack_bytes=pack_bytes,
             clock=clock,
         )
-        compaction = ObjectCompaction(
+        self._compaction = ObjectCompaction(
             store, self._pages, self._space, self._writer, self._table, self._failed
         )
-        self._table.connect(self._writer, compaction.start)
         self._catalogue = Catalogue(store, self._pages, self._lists, threads)
         self._keeper = ObjectKeeper(self, look_s, clock)
 
@@ -137,7 +142,7 @@ class ObjectTier:
 
         With those it is never over the budget either.
         """
-        return max(0, self._space.used_bytes - self._writer.leaving_bytes)
+        return max(0, self._space.used_bytes - self._removals.bytes)
 
     @property
     def bad_pages(self) -> BadPages:
@@ -239,13 +244,17 @@ class ObjectTier:
             if entry is None or status is not LookupStatus.HIT:
                 return status
             entry.pins += 1
-            room, home = entry.room, entry.home
+            header, room, home = entry.header, entry.room, entry.home
         if room is not None:
-            return StoredPage(entry.header, room.toreadonly())
+            return StoredPage(header, room.toreadonly())
         assert home is not None
-        answer = self._fetch(entry, home)
-        if isinstance(answer, memoryview):
-            return StoredPage(entry.header, answer.toreadonly())
+        try:
+            answer = self._fetch(entry, home)
+        except BaseException:
+            self._unpin(page, entry)
+            raise
+        if isinstance(answer, StoredPage):
+            return StoredPage(answer.header, answer.payload.toreadonly())
         if isinstance(answer, str):
             self._found_bad(page, entry, answer)
         self._unpin(page, entry)
@@ -291,7 +300,7 @@ class ObjectTier:
 
     def flush(self, limit_s: float) -> None:
         """Wait until what was stored and removed is so in the bucket too, at most so long."""
-        self._writer.settle(limit_s)
+        self._settle(limit_s)
 
     def close(self) -> None:
         """Send what waits, and let the bucket go. Loans stay valid until they end."""
@@ -314,6 +323,7 @@ class ObjectTier:
         """Assert that tables agree and that the cap holds."""
         assert 0 <= self._space.used_bytes <= self.budget_bytes
         self._table.check()
+        self._removals.check()
         self._writer.check()
 
     def tick(self) -> None:
@@ -328,6 +338,7 @@ class ObjectTier:
             if error is None:
                 self._keeper.look_soon()
                 self._changed()
+        self._compact()
         self._writer.tick()
         if self._lists.is_due and self.health.takes_stores:
             self._write_list()
@@ -349,21 +360,29 @@ class ObjectTier:
         return self.lookup(page) or LookupStatus.PENDING
 
     def _claim(self, size: int) -> Claim | None:
-        """Take the most bytes that a page may need; waits for what is being removed, if that helps."""
+        """Take the most bytes that a page may need; waits for all that is under way, if that helps."""
         limit = self.budget_bytes - self._kept_back
         for _ in range(_ROOM_ROUNDS):
             if self.used_bytes + size <= limit:
                 claim = self._space.claim(size)
                 if claim is not None:
                     return claim
-            elif size > limit or not self._table.has_doomed:
+            elif size > limit or not (self._table.make_room() or self._table.has_doomed):
                 return None
             self._table.has_doomed = False
-            self._writer.settle(self._timeout_s)
+            self._settle(self._timeout_s)
         return None
 
-    def _fetch(self, entry: ObjectEntry, home: ObjectHome) -> memoryview | LookupStatus | str:
-        """Return a payload, or a status that says why not, or what is wrong with the page."""
+    def _settle(self, limit_s: float) -> None:
+        self._compact()
+        self._writer.settle(limit_s)
+
+    def _compact(self) -> None:
+        for pack in self._table.take_half_dead():
+            self._compaction.start(pack)
+
+    def _fetch(self, entry: ObjectEntry, home: ObjectHome) -> StoredPage | LookupStatus | str:
+        """Return a page, or a status that says why not, or what is wrong with the page."""
         for _ in range(_MOVES):
             try:
                 data = self._reader.read(_span(entry, home))
@@ -404,8 +423,9 @@ class ObjectTier:
             entry.pins -= 1
             if entry.status is not LookupStatus.MISS or entry.pins or not self._is_open:
                 return
-            if entry.bad == LOCKED:
-                self._table.forget(page, entry)  # Who has the key can read it.
+            if entry.bad in {LOCKED, MISSING}:
+                # Who has the key can read it; what is of that name now, another node has written.
+                self._table.forget(page, entry)
             else:
                 self._table.leave(page, entry)
 
@@ -424,7 +444,7 @@ class ObjectTier:
         if look.unread:
             self._keeper.look_soon()
         if self._space.used_bytes > limit_bytes:
-            self._writer.settle(self._timeout_s)
+            self._settle(self._timeout_s)
         if came or gone:
             log.info("%s: %d pages came and %d went by themselves", self._name, came, gone)
             self._changed()
@@ -447,5 +467,5 @@ class ObjectTier:
 def _span(entry: ObjectEntry, home: ObjectHome) -> Span:
     """Return which bytes of which object a page is."""
     if home.pack is None:
-        return Span(name_of(entry), 0, home.length, is_whole=True)
+        return Span(entry.own_name, 0, home.length, is_whole=True)
     return Span(home.pack.name, home.start, home.length)

@@ -4,35 +4,22 @@ Covers one pack: what is alive is sent as a new pack, and the old one goes. Does
 is due (`pie.pool.object`).
 
 The new pack is in the bucket before the old one leaves it, so a node that ends in between leaves two
-copies, of which the next start keeps one.
+copies, of which one goes later, as where two nodes had packed the same pages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable
 
-from pie.page.lookup import LookupStatus
-from pie.pool.object_entry import ObjectEntry, ObjectHome, ObjectPack
+from pie.pool.object_entry import ObjectPack
 from pie.pool.object_errors import ObjectStoreError
 from pie.pool.object_names import tail_bytes
 from pie.pool.object_pages import ObjectPages, SealedPage
 from pie.pool.object_store import ObjectStore
+from pie.pool.object_table import ObjectTable, Placed
 from pie.pool.object_writer import ObjectWriter
 from pie.pool.space import Space
-from pie.pool.tier import PageId
-
-
-class Table(Protocol):
-    """What is asked and told of pages that move."""
-
-    @property
-    def entries(self) -> Mapping[PageId, ObjectEntry]:
-        """Where pages lie."""
-        ...
-
-    def moved(self, entry: ObjectEntry, old: ObjectHome, new: ObjectHome) -> None:
-        """Take in that a page lies in another pack now."""
+from pie.pool.tier import PageId, id_of
 
 
 class ObjectCompaction:
@@ -44,7 +31,7 @@ class ObjectCompaction:
         pages: ObjectPages,
         space: Space,
         writer: ObjectWriter,
-        table: Table,
+        table: ObjectTable,
         failed: Callable[[ObjectStoreError, str], None],
     ) -> None:
         """Work on a tier's own tables.
@@ -84,30 +71,27 @@ class ObjectCompaction:
         if data is None:
             return
         tail = data[len(data) - (tail_bytes(pack.name) or 0) :]
-        files: list[SealedPage] = []
-        entries: list[ObjectEntry] = []
-        homes: list[ObjectHome] = []
-        for came in self._pages.read_list(tail)[0]:
-            entry = self._table.entries.get(PageId(came.header.key, came.header.part))
-            home = None if entry is None else entry.home
-            if entry is None or home is None or entry.status is not LookupStatus.HIT:
-                continue
-            if home.pack is pack and home.start == came.offset:
-                # Damage goes along, and is found at the next load as it would have been here.
-                files.append(
-                    SealedPage(
-                        entry.header, data[home.start : home.start + home.length], came.key_id
-                    )
-                )
-                entries.append(entry)
-                homes.append(home)
-        claim = self._space.claim(pack.live_bytes + len(tail)) if files else None
+        came = {
+            (PageId(one.header.key, one.header.part), one.offset): one
+            for one in self._pages.read_list(tail)[0]
+        }
+        alive = self._table.alive_in(pack, came)
+        files = []
+        for entry, home in alive:
+            one = came[id_of(entry.header), home.start]
+            # Damage goes along, and is found at the next load as it would have been here.
+            file = data[one.offset : one.offset + one.length]
+            files.append(SealedPage(one.header, file, one.key_id))
+        size = sum(len(file.data) for file in files) + len(tail)
+        claim = self._space.claim(size) if files else None
         if claim is None:
             return
         try:
-            new, new_homes = self._writer.send_pack(files)
-            claim.spend(new.size)
+            with self._writer.pack_sent(files, before=pack) as (new, homes):
+                claim.spend(new.size)
+                placed = [
+                    Placed(entry, home) for (entry, _), home in zip(alive, homes, strict=True)
+                ]
+                self._table.moved(pack, new, placed)
         finally:
             claim.close()
-        for entry, old_home, new_home in zip(entries, homes, new_homes, strict=True):
-            self._table.moved(entry, old_home, new_home)

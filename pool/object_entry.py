@@ -1,6 +1,7 @@
 """What the object tier knows of one page, and of the pack that it may lie in.
 
-Covers the rows of its tables. Does not cover the tables (`pie.pool.object`).
+Covers the rows of its tables. Does not cover the tables (`pie.pool.object_table`,
+`pie.pool.object_packs`).
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pie.page.errors import BadPageReason
-from pie.page.format import PageHeader
+from pie.page.format import PageHeader, page_name
 from pie.page.lookup import LookupStatus
 from pie.pool.space import Claim
 
@@ -29,7 +30,10 @@ class ObjectPack:
     live_bytes: int = 0
     live_pages: int = 0
     is_leaving: bool = False
+    """Gone, or about to go."""
     is_moving: bool = False
+    has_spares: bool = False
+    """Whether there are pages in it that others may read here, and that count in another object."""
     scan: int = 0
     """Which listing was under way when it came; only a later one can tell that it is gone."""
 
@@ -37,16 +41,6 @@ class ObjectPack:
     def is_half_dead(self) -> bool:
         """Whether moving what is alive gives back more than it takes."""
         return not self.is_leaving and 2 * self.live_bytes <= self.size
-
-    def take(self, length: int) -> None:
-        """Count a page in."""
-        self.live_bytes += length
-        self.live_pages += 1
-
-    def free(self, length: int) -> None:
-        """Count a page out."""
-        self.live_bytes -= length
-        self.live_pages -= 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +57,7 @@ class ObjectEntry:
     """A page that is being written, can be read, or is on its way out."""
 
     header: PageHeader
+    """Its checksum may be of other bits than those in the bucket, where two workers computed the page."""
     status: LookupStatus = LookupStatus.PENDING
     """`HIT` is readable; `MISS` is on its way out, and goes with its last pin."""
     home: ObjectHome | None = None
@@ -85,3 +80,12 @@ class ObjectEntry:
             assert self.home is None
         if self.home is not None:
             assert self.claim is None
+
+    @property
+    def own_name(self) -> str:
+        """The name that an object of this page alone has."""
+        return page_name(self.header.model_root, self.header.key, self.header.part)
+
+    def name_in(self, home: ObjectHome) -> str:
+        """Return the name of the object that the page lies in."""
+        return self.own_name if home.pack is None else home.pack.name

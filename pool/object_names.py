@@ -1,7 +1,7 @@
 """Names in a bucket: pages, packs of small pages, and lists of what the pages are.
 
 Covers making and reading names below a tier's prefix. Does not cover what the objects hold
-(`pie.pool.object_packs`, `pie.pool.object_lists`).
+(`pie.pool.object_pages`, `pie.pool.object_lists`).
 
     <model root>/<kk>/<key>.<part>     a page file
     packs/<time>-<chance>-<tail>.pack  small pages, many to an object; its last `tail` bytes say which
@@ -15,7 +15,7 @@ import re
 PACKS = "packs/"
 LISTS = "lists/"
 
-_PACK = re.compile(r"packs/[0-9]{20}-[0-9a-f]{16}-(?P<tail>[0-9]{1,10})\.pack")
+_PACK = re.compile(r"packs/(?P<time>[0-9]{20})-[0-9a-f]{16}-(?P<tail>[0-9]{1,10})\.pack")
 _LIST = re.compile(r"lists/[0-9]{20}-[0-9a-f]{16}\.list")
 
 
@@ -28,6 +28,19 @@ def pack_name(stored_ns: int, chance: bytes, tail_bytes: int) -> str:
         tail_bytes: Size of the list at its end.
     """
     return f"{PACKS}{max(0, stored_ns):020}-{chance.hex()}-{tail_bytes}.pack"
+
+
+def earlier_pack_name(name: str, chance: bytes, tail_bytes: int) -> str:
+    """Return the name of a pack that takes the place of another, and that sorts before it.
+
+    Args:
+        name: Of the one that goes.
+        chance: As `pack_name`'s.
+        tail_bytes: As `pack_name`'s.
+    """
+    match = _PACK.fullmatch(name)
+    assert match is not None
+    return pack_name(max(0, int(match["time"]) - 1), chance, tail_bytes)
 
 
 def list_name(stored_ns: int, chance: bytes) -> str:

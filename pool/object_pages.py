@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
 from typing_extensions import Buffer
 
 from pie.page.errors import BadPage, BadPageReason
 from pie.page.format import FileHeader, PageHeader
+from pie.pool.object_store import ObjectStart
 from pie.pool.pack_index import Came, decode_records, encode_record
 from pie.pool.sealing import Sealing
+from pie.pool.tier import StoredPage
 
 
 class SealedPage(NamedTuple):
@@ -52,16 +55,26 @@ class ObjectPages:
         self.key_id = sealed.key_id
         return SealedPage(header, b"".join(sealed.chunks), sealed.key_id)
 
-    def open(self, data: Buffer, header: PageHeader) -> memoryview:
-        """Return a page's payload, checked.
+    def open(self, data: Buffer, header: PageHeader) -> StoredPage:
+        """Return a page's payload, checked, with the header that it was written with.
 
         Raises:
-            BadPage: It is not the page that was stored, or is `LOCKED`.
+            BadPage: It is another page than `header` names, or is `LOCKED`.
         """
         found, payload = self._sealing.open(data, key=header.key, part=header.part)
-        if found != header:
+        if not _is_same_page(found, header):
             raise BadPage(BadPageReason.WRONG_PAGE, f"its header is {found}")
-        return payload
+        return StoredPage(found, payload)
+
+    def header_of(self, start: ObjectStart, header: PageHeader) -> tuple[PageHeader, int] | None:
+        """Return header and size of another node's page file; None where it isn't that page, or is locked."""
+        try:
+            found = self.open_head(start.data, start.object_bytes)
+        except BadPage:
+            return None
+        if not _is_same_page(found.header, header) or self.is_locked(found.key_id):
+            return None
+        return found.header, start.object_bytes
 
     def open_head(self, head: Buffer, file_bytes: int) -> FileHeader:
         """Return what a page file says of itself, from its first bytes.
@@ -94,3 +107,14 @@ class ObjectPages:
         """Return the pages in a list, and whether nothing else is in it."""
         records, is_whole = decode_records(data, self._secret)
         return [record for record in records if isinstance(record, Came)], is_whole
+
+
+def _is_same_page(found: PageHeader, wanted: PageHeader) -> bool:
+    """Say whether two headers are of one page, as two workers may have computed it.
+
+    Arithmetic in bfloat16 depends on what is computed beside it, so bits and checksum may differ;
+    a file's own checksum, keyed with the cluster's secret, says whether its bits are those that were
+    written. Whether it had been in a pool, and so has a group, may differ too.
+    """
+    same = msgspec.structs.replace(found, checksum=wanted.checksum, group=wanted.group)
+    return same == wanted

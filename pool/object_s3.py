@@ -8,9 +8,10 @@ All calls block, within their time-outs: never on an event loop. Thread-safe.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import boto3
 from botocore.config import Config
@@ -32,7 +33,7 @@ from botocore.exceptions import (
 from typing_extensions import Buffer
 
 from pie.pool.object_errors import ObjectStoreError, StoreFailure
-from pie.pool.object_store import FoundObject
+from pie.pool.object_store import FoundObject, ObjectStart
 from pie.pool.settings import PoolSettings
 
 log = logging.getLogger("pie.pool.object")
@@ -45,6 +46,15 @@ _DEFAULT_REGION = "us-east-1"
 _DENIED = {"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "403"}
 _BUSY = {"SlowDown", "RequestTimeout", "RequestTimeoutException", "ThrottlingException"}
 _NO_OBJECT = {"NoSuchKey", "404"}
+
+
+class _Got(NamedTuple):
+    """What a request for an object brought."""
+
+    data: bytes
+    is_range: bool
+    object_bytes: int
+    """Size of the whole object, as far as the store says it."""
 
 
 class S3Store:
@@ -116,14 +126,27 @@ class S3Store:
 
     def get(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
         """Return an object or a range of it, as far as it goes; None where it is not there."""
-        wanted = {}
-        if start or length is not None:
-            wanted["Range"] = f"bytes={start}-{'' if length is None else start + length - 1}"
+        if not start and length is None:
+            whole = self._get(name)
+            return None if whole is None else whole.data
+        wanted = f"bytes={start}-{'' if length is None else start + length - 1}"
+        answer = self._get(name, Range=wanted)
+        if answer is None or answer.is_range:
+            return None if answer is None else answer.data
+        data = answer.data  # A store that knows no ranges.
+        return data[start:] if length is None else data[start : start + length]
+
+    def get_start(self, name: str, length: int) -> ObjectStart | None:
+        """Return an object's first bytes, so many at most, and its size; None where it is not there."""
+        answer = self._get(name, Range=f"bytes=0-{length - 1}")
+        return None if answer is None else ObjectStart(answer.data[:length], answer.object_bytes)
+
+    def _get(self, name: str, **wanted: str) -> _Got | None:
         try:
             answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + name, **wanted)
-            with answer["Body"] as body:
+            # Not as a context itself: that is urllib3's stream, with errors of its own.
+            with contextlib.closing(answer["Body"]) as body:
                 data: bytes = body.read()
-            is_whole = answer["ResponseMetadata"]["HTTPStatusCode"] == 200
         except ClientError as error:
             code, status = _answer(error)
             if code in _NO_OBJECT or status == 416:
@@ -131,9 +154,9 @@ class S3Store:
             _raise(error)
         except (BotoCoreError, HTTPClientError) as error:
             _raise(error)
-        if wanted and is_whole:  # A store that knows no ranges.
-            return data[start:] if length is None else data[start : start + length]
-        return data
+        is_range = answer["ResponseMetadata"]["HTTPStatusCode"] == 206
+        total = str(answer.get("ContentRange", "")).rpartition("/")[2]
+        return _Got(data, is_range, int(total) if total.isdigit() else len(data))
 
     def remove(self, names: Sequence[str]) -> None:
         """Remove objects, a thousand to a request."""

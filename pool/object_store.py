@@ -21,6 +21,14 @@ class FoundObject(NamedTuple):
     """Wall-clock time by the store's clock."""
 
 
+class ObjectStart(NamedTuple):
+    """The first bytes of an object."""
+
+    data: bytes
+    object_bytes: int
+    """Size of the whole object."""
+
+
 class ObjectStore(Protocol):
     """Objects by name. Thread-safe; every call ends within its time-outs.
 
@@ -34,6 +42,10 @@ class ObjectStore(Protocol):
 
     def get(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
         """Return an object or a range of it, as far as it goes; None where it is not there."""
+        ...
+
+    def get_start(self, name: str, length: int) -> ObjectStart | None:
+        """Return an object's first bytes, so many at most, and its size; None where it is not there."""
         ...
 
     def remove(self, names: Sequence[str]) -> None:

@@ -1,37 +1,32 @@
-"""What the object tier knows: pages, packs, and the bytes that they take.
+"""What the object tier knows: pages, where they lie, and the bytes that they take.
 
 Covers one table under one lock, and what changes in it by itself: uploads that end, pages that move
-between packs, what a look at the bucket has found. Does no I/O. Does not cover the verbs
-(`pie.pool.object`).
+between packs, what a look at the bucket has found. It alone says where a page lies and what goes.
+Does no I/O. Does not cover the verbs (`pie.pool.object`), when a pack goes (`pie.pool.object_packs`)
+or removing objects (`pie.pool.object_writer`).
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import NamedTuple
 
 from pie.page.format import PageHeader
 from pie.page.lookup import LookupStatus
 from pie.pool.object_catalogue import FoundPage, Look
 from pie.pool.object_entry import MISSING, ObjectEntry, ObjectHome, ObjectPack
-from pie.pool.object_writer import name_of
+from pie.pool.object_packs import Packs
+from pie.pool.object_removals import Removals
 from pie.pool.space import Space
 from pie.pool.tier import PageId, id_of
 
 
-class Removes(Protocol):
-    """What removes from the bucket what the table gives up."""
+class Placed(NamedTuple):
+    """A page and where it lies now."""
 
-    def free(self, home: ObjectHome, name: str) -> None:
-        """Give up a page's bytes in the bucket."""
-
-    def retire(self, pack: ObjectPack) -> None:
-        """Let a pack go, if nothing in it is alive."""
-
-    def is_leaving(self, name: str) -> bool:
-        """Say whether an object is about to go."""
-        ...
+    entry: ObjectEntry
+    home: ObjectHome
 
 
 class ObjectTable:
@@ -40,6 +35,8 @@ class ObjectTable:
     def __init__(
         self,
         space: Space,
+        removals: Removals,
+        packs: Packs,
         on_listed: Callable[[PageHeader, int], None],
         on_changed: Callable[[], None],
     ) -> None:
@@ -47,43 +44,73 @@ class ObjectTable:
 
         Args:
             space: What bytes are taken from.
+            removals: Takes the names of objects that are to go.
+            packs: The packs that pages lie in.
             on_listed: Told of page files that are in the bucket now, with their sizes.
             on_changed: Called when pages have gone by themselves.
         """
         self.entries: dict[PageId, ObjectEntry] = {}
-        self.packs: dict[str, ObjectPack] = {}
         self.scan = 0
         """Looks at the bucket that have begun."""
         self.has_doomed = False
         """Whether something is under way that will give bytes back."""
         self.lock = threading.RLock()
         self._space = space
+        self._removals = removals
+        self._packs = packs
         self._on_listed = on_listed
         self._on_changed = on_changed
         self._left: set[PageId] = set()
         """Pages that have left since the last look began: it may have seen their objects still."""
         self._list_bytes = 0
-        self._writer: Removes
-        self._compact: Callable[[ObjectPack], None]
 
-    def connect(self, writer: Removes, compact: Callable[[ObjectPack], None]) -> None:
-        """Say what removes objects and what empties packs that are half dead."""
-        self._writer = writer
-        self._compact = compact
+    def wants(self, entry: ObjectEntry) -> bool:
+        """Say whether a page that was stored is still to be kept."""
+        return entry.status is LookupStatus.HIT and self.entries.get(id_of(entry.header)) is entry
 
-    def uploaded(self, entry: ObjectEntry, home: ObjectHome) -> bool:
-        """Take in where a page lies now; False where nobody wants it any more."""
-        page = id_of(entry.header)
+    def wrote_page(self, entry: ObjectEntry, header: PageHeader, length: int) -> None:
+        """Take in that a page has an object of its own; it goes again where nobody wants it any more.
+
+        Args:
+            entry: The page.
+            header: What its object says of it: another node's, where that one was first.
+            length: Size of the object.
+        """
         with self.lock:
-            if home.pack is not None:
-                home.pack.scan = self.scan
-                self.packs[home.pack.name] = home.pack
-            if self.entries.get(page) is not entry or entry.status is not LookupStatus.HIT:
-                return False
-            entry.home, entry.room, entry.scan = home, None, self.scan
-        if home.pack is None:
-            self._on_listed(entry.header, home.length)
-        return True
+            _settle_claim(self._space, entry, length)
+            if not self.wants(entry):
+                self._removals.add(entry.own_name, length)
+                return
+            entry.header = header
+            self._put(Placed(entry, ObjectHome(length)))
+        self._on_listed(header, length)
+
+    def wrote_pack(self, pack: ObjectPack, placed: Sequence[Placed]) -> None:
+        """Take in a pack of pages; those that nobody wants any more are dead in it."""
+        with self.lock:
+            self._packs.came(pack, self.scan)
+            list_bytes = pack.size - sum(home.length for _, home in placed)
+            for entry, home in placed:
+                _settle_claim(self._space, entry, home.length + list_bytes)
+                list_bytes = 0
+                if self.wants(entry):
+                    self._put(Placed(entry, home))
+            self._packs.settle(pack)
+            self.has_doomed |= self._packs.has_half_dead
+
+    def moved(self, old: ObjectPack, new: ObjectPack, placed: Sequence[Placed]) -> None:
+        """Take in that what was alive in a pack lies in a new one too, whose bytes are counted."""
+        with self.lock:
+            self._packs.came(new, self.scan)
+            for entry, home in placed:
+                if not self.wants(entry) or (before := entry.home) is None:
+                    continue
+                if before.pack is old:
+                    self._put(Placed(entry, home))
+                    self._packs.leave(before)
+                else:
+                    self._settle_copies(Placed(entry, home))
+            self._packs.settle(new)
 
     def dropped(self, entry: ObjectEntry) -> None:
         """Take in that a page that only memory held is not kept."""
@@ -100,39 +127,48 @@ class ObjectTable:
 
     def leave(self, page: PageId, entry: ObjectEntry) -> None:
         """Let a page go, and its bytes in the bucket; the caller holds the lock."""
-        entry.status = LookupStatus.MISS
-        if self.entries.get(page) is entry:
-            del self.entries[page]
+        home = self._let_go(page, entry)
         self._left.add(page)
-        if entry.home is None:
+        if home is None:
             # The writer finds that nobody wants it any more.
             self.has_doomed = True
+        elif home.pack is None:
+            self._removals.add(entry.own_name, home.length)
         else:
-            self._free(entry.home, name_of(entry))
+            self._packs.leave(home)
+            self.has_doomed |= self._packs.has_half_dead
 
     def forget(self, page: PageId, entry: ObjectEntry) -> None:
-        """Let a page go whose object is gone or somebody else's; the caller holds the lock."""
-        entry.status = LookupStatus.MISS
-        if self.entries.get(page) is entry:
-            del self.entries[page]
-        home = entry.home
-        if home is not None:
-            if home.pack is None:
-                self._space.give(home.length)
-            else:
-                home.pack.free(home.length)
+        """Let a page go whose object is gone or somebody else's; the caller holds the lock.
 
-    def moved(self, entry: ObjectEntry, old: ObjectHome, new: ObjectHome) -> None:
-        """Take in that a page lies in another pack now, if it is still wanted."""
+        In a pack it counts as alive, so that the pack stays as it is.
+        """
+        home = self._let_go(page, entry)
+        self._left.add(page)
+        self._give_file(home)
+
+    def alive_in(self, pack: ObjectPack, pages: Collection[tuple[PageId, int]]) -> list[Placed]:
+        """Return which of the pages that a pack's list names, with their places, belong to it."""
+        alive = []
         with self.lock:
-            assert new.pack is not None
-            new.pack.scan = self.scan
-            self.packs[new.pack.name] = new.pack
-            if entry.home is old and self.entries.get(id_of(entry.header)) is entry:
-                entry.home, entry.scan = new, self.scan
-                self._free(old, "")
-            else:
-                self._free(new, "")
+            for page, start in pages:
+                entry = self.entries.get(page)
+                home = None if entry is None else entry.home
+                if entry is None or home is None or entry.status is not LookupStatus.HIT:
+                    continue
+                if home.pack is pack and home.start == start:
+                    alive.append(Placed(entry, home))
+        return alive
+
+    def take_half_dead(self) -> list[ObjectPack]:
+        """Return packs that are half dead, to be emptied, each once."""
+        with self.lock:
+            return self._packs.take_half_dead()
+
+    def make_room(self) -> bool:
+        """Let packs go that are kept for other nodes alone; say whether there were any."""
+        with self.lock:
+            return self._packs.retire_spare(for_room=True)
 
     def begin_look(self) -> None:
         """Take in that the bucket is being looked at from now on."""
@@ -141,12 +177,16 @@ class ObjectTable:
             self._left.clear()
 
     def knows_page(self, page: PageId, name: str) -> bool:
-        """Say whether a page file that was seen is known, or about to go."""
-        return page in self.entries or self._writer.is_leaving(name)
+        """Say whether a page file that was seen is known, or something is done about it now."""
+        with self.lock:
+            entry = self.entries.get(page)
+            lies_in_pack = entry is not None and entry.home is not None and entry.home.pack
+            return (entry is not None and not lies_in_pack) or self._removals.is_about(name)
 
     def knows_pack(self, name: str) -> bool:
-        """Say whether a pack that was seen is known, or about to go."""
-        return name in self.packs or self._writer.is_leaving(name)
+        """Say whether a pack that was seen is known, or something is done about it now."""
+        with self.lock:
+            return name in self._packs or self._removals.is_about(name)
 
     def end_look(self, look: Look, limit_bytes: int) -> tuple[int, int]:
         """Take in what was seen, and return how many pages came and how many were gone.
@@ -154,11 +194,13 @@ class ObjectTable:
         Where all is more than `limit_bytes`, the oldest go.
         """
         with self.lock:
-            came = self._adopt(look.pages)
+            # First, so that a page that another node has moved is taken on where it lies now.
             gone = self._forget_gone(look)
+            came = self._adopt(look.pages)
             self._space.found(look.list_bytes)
             self._space.give(self._list_bytes)
             self._list_bytes = look.list_bytes
+            self._packs.retire_spare()
             self._shed(limit_bytes)
         return came, gone
 
@@ -170,59 +212,93 @@ class ObjectTable:
     def check(self) -> None:
         """Assert that rows agree with each other."""
         with self.lock:
-            live: dict[str, int] = dict.fromkeys(self.packs, 0)
+            alive: dict[str, int] = {}
             for entry in self.entries.values():
                 entry.check()
                 if entry.home is not None and entry.home.pack is not None:
-                    live[entry.home.pack.name] = live.get(entry.home.pack.name, 0) + 1
-            for name, pack in self.packs.items():
-                assert 0 <= pack.live_bytes <= pack.size
-                assert (pack.live_pages == 0) == (pack.live_bytes == 0)
-                assert live[name] <= pack.live_pages
+                    alive[entry.home.pack.name] = alive.get(entry.home.pack.name, 0) + 1
+            self._packs.check(alive)
 
-    def _free(self, home: ObjectHome, name: str) -> None:
-        self._writer.free(home, name)
-        pack = home.pack
-        if pack is None:
-            return
-        if pack.is_leaving:
-            self.packs.pop(pack.name, None)
-        elif pack.is_half_dead:
-            self.has_doomed = True
-            self._compact(pack)
+    def _put(self, placed: Placed) -> None:
+        entry, home = placed
+        entry.home, entry.room, entry.scan = home, None, self.scan
+        if home.pack is not None:
+            self._packs.take(home)
+
+    def _settle_copies(self, placed: Placed) -> None:
+        """Let a page that lies in two objects belong to the one whose name sorts first."""
+        entry, new = placed
+        old = entry.home
+        assert old is not None
+        moves = entry.name_in(new) < entry.name_in(old)
+        loser = old.pack if moves else new.pack
+        assert loser is not None, "an object of its own sorts before all packs"
+        loser.has_spares = True
+        if moves:
+            self._put(placed)
+            self._packs.leave(old)
+
+    def _let_go(self, page: PageId, entry: ObjectEntry) -> ObjectHome | None:
+        entry.status = LookupStatus.MISS
+        if self.entries.get(page) is entry:
+            del self.entries[page]
+        return entry.home
+
+    def _give_file(self, home: ObjectHome | None) -> None:
+        if home is not None and home.pack is None:
+            self._space.give(home.length)
 
     def _adopt(self, pages: Iterable[FoundPage]) -> int:
+        """Take on pages that are in the bucket, and return how many were not known."""
+        pages = list(pages)
+        later = self._to_be_seen_again(pages)
         count = 0
-        packs: dict[str, ObjectPack] = {}
+        new: dict[str, ObjectPack] = {}
         for header, home, _ in pages:
-            if home.pack is not None and home.pack.name not in packs:
-                packs[home.pack.name] = self.packs[home.pack.name] = home.pack
-                home.pack.scan = self.scan
-                self._space.found(home.pack.size)
-            page = id_of(header)
-            if page in self.entries or page in self._left:
+            pack = home.pack
+            if pack is not None and pack.name in later:
                 continue
-            if home.pack is None:
-                self._space.found(home.length)
-            else:
-                home.pack.take(home.length)
-            self.entries[page] = ObjectEntry(
-                header, status=LookupStatus.HIT, home=home, scan=self.scan
-            )
-            count += 1
-        for pack in packs.values():
-            self._writer.retire(pack)
-            if pack.is_leaving:
-                del self.packs[pack.name]
+            if pack is not None and pack.name not in new:
+                new[pack.name] = pack
+                self._space.found(pack.size)
+                self._packs.came(pack, self.scan)
+            page = id_of(header)
+            entry = self.entries.get(page)
+            if entry is None and page not in self._left:
+                entry = self.entries[page] = ObjectEntry(header, status=LookupStatus.HIT)
+                self._count_file(home)
+                self._put(Placed(entry, home))
+                count += 1
+            elif entry is not None and entry.home is not None and _differ(entry.home, home):
+                self._count_file(home)
+                self._settle_copies(Placed(entry, home))
+        for pack in new.values():
+            self._packs.settle(pack)
         return count
+
+    def _to_be_seen_again(self, pages: Iterable[FoundPage]) -> Collection[str]:
+        """Return packs of which no one can say yet where all their pages belong.
+
+        Some of these are being stored here, or are leaving: the next look finds the pack again.
+        """
+        later = set()
+        for header, home, _ in pages:
+            page = id_of(header)
+            entry = self.entries.get(page)
+            is_settled = entry is None or (
+                entry.status is LookupStatus.HIT and entry.home is not None
+            )
+            if home.pack is not None and (page in self._left or not is_settled):
+                later.add(home.pack.name)
+        return later
+
+    def _count_file(self, home: ObjectHome) -> None:
+        if home.pack is None:
+            self._space.found(home.length)
 
     def _forget_gone(self, look: Look) -> int:
         """Let go of pages whose objects somebody has removed."""
-        for name, pack in list(self.packs.items()):
-            if pack.scan < self.scan and name not in look.packs:
-                pack.is_leaving = True
-                self._space.give(pack.size)
-                del self.packs[name]
+        self._packs.forget_gone(self.scan, look.packs)
         gone = 0
         for page, entry in list(self.entries.items()):
             home = entry.home
@@ -231,11 +307,11 @@ class ObjectTable:
             if page in look.page_files if home.pack is None else not home.pack.is_leaving:
                 continue
             gone += 1
-            entry.status = LookupStatus.MISS
-            entry.bad = MISSING
-            if entry.pins:
-                continue  # Its last pin takes it away.
-            self.forget(page, entry)
+            if entry.pins:  # The last one takes it away.
+                entry.status = LookupStatus.MISS
+                entry.bad = MISSING
+            else:
+                self._give_file(self._let_go(page, entry))
         return gone
 
     def _shed(self, limit_bytes: int) -> None:
@@ -247,3 +323,18 @@ class ObjectTable:
             if entry.status is LookupStatus.HIT and entry.home is not None and not entry.pins:
                 over -= entry.home.length
                 self.leave(page, entry)
+
+
+def _differ(known: ObjectHome, found: ObjectHome) -> bool:
+    """Say whether two places of one page are two objects: its own object has only one name."""
+    return known.pack is not None or found.pack is not None
+
+
+def _settle_claim(space: Space, entry: ObjectEntry, size: int) -> None:
+    """Let the object have its bytes of what was claimed for the page."""
+    claim = entry.claim
+    if claim is not None:
+        if not claim.spend(size):  # Never so far: a claim has room for any header.
+            space.found(size)
+        claim.close()
+        entry.claim = None

@@ -4,8 +4,8 @@ Covers the buffer that payloads wait in, the threads that send them, what is tri
 removing many objects with one request. Does not cover which pages are readable (`pie.pool.object`).
 
 A payload is readable from the buffer until it is in the bucket, so a store costs no wait while
-there is room in the buffer. Requests for one name are made one after another: the removal of an
-object never overtakes the next one of its name.
+there is room in the buffer. A name that a request is about is said to be so (`Removals.alone`) until
+the table knows what came of it, so that no look at the bucket takes it for somebody else's.
 """
 
 from __future__ import annotations
@@ -15,22 +15,21 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple
 
-from pie.page.format import page_name
-from pie.page.lookup import LookupStatus
+from pie.page.format import HEAD_BYTES, PageHeader
 from pie.pool.folder import FRAME_BYTES, SMALL_BYTES
 from pie.pool.object_entry import ObjectEntry, ObjectHome, ObjectPack
-from pie.pool.object_errors import ObjectStoreError
+from pie.pool.object_errors import ObjectStoreError, StoreFailure
 from pie.pool.object_health import ObjectHealth
-from pie.pool.object_names import pack_name
+from pie.pool.object_names import earlier_pack_name, pack_name
 from pie.pool.object_pages import ObjectPages, SealedPage
+from pie.pool.object_removals import Removals
 from pie.pool.object_store import ObjectStore
-from pie.pool.space import Space
-from pie.pool.tier import PageId, id_of
+from pie.pool.object_table import ObjectTable, Placed
 
 log = logging.getLogger("pie.pool.object")
 
@@ -39,23 +38,6 @@ PACK_AGE_S = 1.0
 _MOST_ATTEMPTS = 5
 """Of one upload, each of several requests; then its pages are lost."""
 _MOST_REMOVED = 1000
-
-
-class Table(Protocol):
-    """What a writer tells the tier."""
-
-    @property
-    def entries(self) -> Mapping[PageId, ObjectEntry]:
-        """Which pages are wanted."""
-        ...
-
-    def uploaded(self, entry: ObjectEntry, home: ObjectHome) -> bool:
-        """Take in where a page lies now; False where nobody wants it any more."""
-        ...
-
-    def dropped(self, entry: ObjectEntry) -> None:
-        """Take in that a page could not be kept."""
-        ...
 
 
 @dataclass(slots=True)
@@ -72,6 +54,13 @@ class WriterCounters:
     remove_requests: int = 0
     dropped: int = 0
     """Pages that were taken and could not be kept."""
+
+
+class SentPack(NamedTuple):
+    """A pack that is in the bucket, and where in it pages lie."""
+
+    pack: ObjectPack
+    homes: list[ObjectHome]
 
 
 @dataclass(slots=True)
@@ -92,9 +81,9 @@ class ObjectWriter:
         self,
         store: ObjectStore,
         pages: ObjectPages,
-        space: Space,
+        removals: Removals,
         health: ObjectHealth,
-        table: Table,
+        table: ObjectTable,
         went_off: Callable[[], None],
         *,
         threads: int,
@@ -107,7 +96,7 @@ class ObjectWriter:
         Args:
             store: Where objects go.
             pages: Makes their bytes.
-            space: What bytes are taken from.
+            removals: What is to go.
             health: Whether the store takes anything.
             table: Told what became of pages.
             went_off: Called when the store does not answer any more.
@@ -119,7 +108,7 @@ class ObjectWriter:
         self.counters = WriterCounters()
         self._store = store
         self._pages = pages
-        self._space = space
+        self._removals = removals
         self._health = health
         self._table = table
         self._went_off = went_off
@@ -134,11 +123,6 @@ class ObjectWriter:
         self._small_since_s = 0.0
         self._later: list[_Upload] = []
         """Uploads that failed, or that the store takes no more of now."""
-        self._leaving: dict[str, int] = {}
-        """Names that are to be removed, each with the bytes that it takes."""
-        self._leaving_bytes = 0
-        self._busy: set[str] = set()
-        """Names that a request is about now."""
         self._under_way = 0
         self._changed = threading.Condition()
 
@@ -146,11 +130,6 @@ class ObjectWriter:
     def held_bytes(self) -> int:
         """Payloads that are not in the bucket yet."""
         return self._held_bytes
-
-    @property
-    def leaving_bytes(self) -> int:
-        """Bytes in the bucket that nobody wants any more and that are about to go."""
-        return self._leaving_bytes
 
     def add(self, entry: ObjectEntry, limit_s: float) -> bool:
         """Take a page, waiting for room in the buffer at most so long; False where there is none."""
@@ -178,34 +157,13 @@ class ObjectWriter:
                 self._send_small()
             return True
 
-    def remove(self, name: str, size: int) -> None:
-        """Remove an object soon, together with others."""
-        with self._changed:
-            self._leaving[name] = self._leaving.get(name, 0) + size
-            self._leaving_bytes += size
-            if len(self._leaving) >= _MOST_REMOVED:
-                self.start(self._remove_some)
-
-    def is_leaving(self, name: str) -> bool:
-        """Say whether an object is about to go, or something else is done about it now."""
-        return name in self._leaving or name in self._busy
-
-    def free(self, home: ObjectHome, name: str) -> None:
-        """Give up a page's bytes in the bucket: its object, or its slot of a pack."""
-        if home.pack is None:
-            self.remove(name, home.length)
-            return
-        with self._changed:
-            home.pack.free(home.length)
-            self.retire(home.pack)
-
     def tick(self) -> None:
         """Do what is due: send small pages that have waited, try again, remove."""
         with self._changed:
             if self._small and self._clock() - self._small_since_s >= PACK_AGE_S:
                 self._send_small()
-            if self._leaving and self._health.takes_stores:
-                self.start(self._remove_some)
+            if len(self._removals) and self._health.takes_stores:
+                self.start(self._remove_all)
             if self._later and self._health.takes_stores:
                 later, self._later = self._later, []
                 for upload in later:
@@ -218,17 +176,18 @@ class ObjectWriter:
         """
         until_s = self._clock() + limit_s
         with self._changed:
-            if not (self._under_way or self._leaving or self._small):
+            if not (self._under_way or len(self._removals) or self._small):
                 return False
             if self._small:
                 self._send_small()
             asked = -1
             while True:
                 # What ends may leave more to remove; what is refused is not asked for again.
-                if self._leaving and not self._under_way and len(self._leaving) != asked:
-                    asked = len(self._leaving)
+                left = len(self._removals)
+                if left and not self._under_way and left != asked:
+                    asked = left
                     if self._health.takes_stores:
-                        self.start(self._remove_some)
+                        self.start(self._remove_all)
                 left_s = until_s - self._clock()
                 if not self._under_way or left_s <= 0:
                     return True
@@ -250,8 +209,6 @@ class ObjectWriter:
         """Assert that the sums are right."""
         with self._changed:
             assert self._held_bytes >= 0
-            assert self._leaving_bytes >= sum(self._leaving.values())
-            assert (self._under_way > 0) or self._leaving_bytes == sum(self._leaving.values())
 
     def start(self, work: Callable[[], None]) -> None:
         """Let a thread do something beside the others; `settle` waits for it too."""
@@ -303,74 +260,90 @@ class ObjectWriter:
 
     def _upload_page(self, entry: ObjectEntry) -> None:
         room = entry.room
-        if not self._is_wanted(entry) or room is None:
+        if not self._table.wants(entry) or room is None:
             return
-        data = self._pages.seal(entry.header, room).data
-        name = name_of(entry)
-        with self._alone(name):
-            self._remove_before(name)
-            if not self._store.put(name, data):
-                self.counters.lost_races += 1
-        self._sent(len(data))
-        home = ObjectHome(len(data))
-        self._settle_claim(entry, len(data))
-        if not self._table.uploaded(entry, home):
-            self.free(home, name)
+        page = self._pages.seal(entry.header, room)
+        name = entry.own_name
+        with self._removals.alone(name):
+            with self._removals.before(name) as is_there:
+                if is_there:
+                    self._store.remove([name])
+                    self._removed(1)
+            there = self._put_page(name, page)
+            if there is not None:
+                self._table.wrote_page(entry, *there)
+        if there is None:
+            log.warning("%s is taken by what is no page of this cluster", name)
+            self._lose([entry])
+
+    def _put_page(self, name: str, page: SealedPage) -> tuple[PageHeader, int] | None:
+        """Send a page file, and return what is there then, whose size it has; None if it is strange.
+
+        Another node may have been first. What it computed may have other bits.
+        """
+        for _ in range(_MOST_ATTEMPTS):
+            if self._store.put(name, page.data):
+                self._sent(len(page.data))
+                return page.header, len(page.data)
+            found = self._store.get_start(name, HEAD_BYTES)
+            if found is not None:
+                self._health.worked("store")
+                with self._changed:
+                    self.counters.lost_races += 1
+                return self._pages.header_of(found, page.header)
+        raise ObjectStoreError(StoreFailure.STRANGE, f"{name} is there and is not there")
 
     def _upload_pack(self, entries: list[ObjectEntry]) -> None:
-        wanted = [(entry, entry.room) for entry in entries if self._is_wanted(entry)]
+        wanted = [(entry, entry.room) for entry in entries if self._table.wants(entry)]
         files = [
             (entry, self._pages.seal(entry.header, room))
             for entry, room in wanted
             if room is not None
         ]
         if files:
-            pack, homes = self.send_pack([page for _, page in files])
-            tail_bytes = pack.size - sum(home.length for home in homes)
-            for (entry, _), home in zip(files, homes, strict=True):
-                self._settle_claim(entry, home.length + tail_bytes)
-                tail_bytes = 0
-            unwanted = [
-                home
-                for (entry, _), home in zip(files, homes, strict=True)
-                if not self._table.uploaded(entry, home)
-            ]
-            for home in unwanted:
-                self.free(home, pack.name)
+            with self.pack_sent([page for _, page in files]) as (pack, homes):
+                placed = [
+                    Placed(entry, home) for (entry, _), home in zip(files, homes, strict=True)
+                ]
+                self._table.wrote_pack(pack, placed)
 
-    def send_pack(self, files: Sequence[SealedPage]) -> tuple[ObjectPack, list[ObjectHome]]:
-        """Make a pack of page files, and return where in it they lie.
+    @contextlib.contextmanager
+    def pack_sent(
+        self, files: Sequence[SealedPage], *, before: ObjectPack | None = None
+    ) -> Iterator[SentPack]:
+        """Make a pack of page files; inside, the table is told of it.
+
+        Args:
+            files: The pages.
+            before: The name sorts before that of this pack, whose pages these were.
 
         Raises:
-            ObjectStoreError: It is not there.
+            ObjectStoreError: It may not be there; a later look at the bucket finds it if it is.
         """
         now_ns = time.time_ns()
         made = self._pages.pack(files, now_ns)
-        pack = ObjectPack(pack_name(now_ns, os.urandom(8), made.tail_bytes), len(made.data))
-        self._store.put(pack.name, made.data)
-        self._sent(pack.size)
+        chance = os.urandom(8)
+        if before is None:
+            name = pack_name(now_ns, chance, made.tail_bytes)
+        else:
+            name = earlier_pack_name(before.name, chance, made.tail_bytes)
+        pack = ObjectPack(name, len(made.data))
         homes = []
         at = 0
         for length in made.lengths:
             homes.append(ObjectHome(length, at, pack))
-            pack.take(length)
             at += length
-        return pack, homes
+        with self._removals.alone(name):
+            # Where one of that name is there, an answer was lost: nobody else has it by chance.
+            self._store.put(name, made.data)
+            self._sent(pack.size)
+            yield SentPack(pack, homes)
 
     def _sent(self, size: int) -> None:
         self._health.worked("store")
         with self._changed:
             self.counters.objects += 1
             self.counters.written_bytes += size
-
-    def _settle_claim(self, entry: ObjectEntry, size: int) -> None:
-        """Let the object have its bytes of what was claimed for the page."""
-        claim = entry.claim
-        if claim is not None:
-            if not claim.spend(size):  # Never so far: a claim has room for any header.
-                self._space.found(size)
-            claim.close()
-            entry.claim = None
 
     def _release(self, upload: _Upload) -> None:
         """Give back what an upload held of the buffer, and claims that nothing was made of."""
@@ -383,86 +356,32 @@ class ObjectWriter:
             self._changed.notify_all()
 
     def _drop(self, upload: _Upload) -> None:
-        with self._changed:
-            self.counters.dropped += sum(map(self._is_wanted, upload.entries))
-        for entry in upload.entries:
-            self._table.dropped(entry)
+        self._lose(upload.entries)
         self._release(upload)
 
-    def _is_wanted(self, entry: ObjectEntry) -> bool:
-        return (
-            entry.status is LookupStatus.HIT
-            and self._table.entries.get(id_of(entry.header)) is entry
-        )
+    def _lose(self, entries: Sequence[ObjectEntry]) -> None:
+        with self._changed:
+            self.counters.dropped += sum(map(self._table.wants, entries))
+        for entry in entries:
+            self._table.dropped(entry)
 
     def _failed(self, error: ObjectStoreError, doing: str) -> None:
         if self._health.failed(error, doing):
             self._went_off()
 
-    @contextlib.contextmanager
-    def _alone(self, name: str) -> Iterator[None]:
-        """Keep other requests from being about the same name."""
-        with self._changed:
-            # Whoever has it ends by the store's time-outs.
-            self._changed.wait_for(lambda: name not in self._busy)
-            self._busy.add(name)
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._busy.discard(name)
-                self._changed.notify_all()
-
-    def _remove_before(self, name: str) -> None:
-        """Remove an object that is to go before another one takes its name."""
-        with self._changed:
-            size = self._leaving.pop(name, None)
-        if size is not None:
+    def _remove_all(self) -> None:
+        while not self._health.is_off:
             try:
-                self._store.remove([name])
-            except ObjectStoreError:
-                with self._changed:
-                    self._leaving[name] = size
-                raise
-            self._removed({name: size})
-
-    def _remove_some(self) -> None:
-        with self._changed:
-            some = {name: size for name, size in self._leaving.items() if name not in self._busy}
-            some = dict(list(some.items())[:_MOST_REMOVED])
-            if not some or self._health.is_off:
+                with self._removals.due(_MOST_REMOVED) as some:
+                    if not some:
+                        return
+                    self._store.remove(list(some))
+            except ObjectStoreError as error:
+                self._failed(error, "remove")
                 return
-            for name in some:
-                del self._leaving[name]
-            self._busy.update(some)
-        try:
-            self._store.remove(list(some))
-        except ObjectStoreError as error:
-            with self._changed:
-                self._leaving.update(some)
-            self._failed(error, "remove")
-        else:
-            self._removed(some)
-        finally:
-            with self._changed:
-                self._busy.difference_update(some)
+            self._removed(len(some))
 
-    def _removed(self, some: Mapping[str, int]) -> None:
-        size = sum(some.values())
-        self._space.give(size)
+    def _removed(self, count: int) -> None:
         with self._changed:
-            self._leaving_bytes -= size
-            self.counters.removed += len(some)
+            self.counters.removed += count
             self.counters.remove_requests += 1
-
-    def retire(self, pack: ObjectPack) -> None:
-        """Let a pack go, if nothing in it is alive."""
-        if not pack.live_pages and not pack.is_leaving:
-            pack.is_leaving = True
-            self.remove(pack.name, pack.size)
-
-
-def name_of(entry: ObjectEntry) -> str:
-    """Return the name of a page's own object."""
-    header = entry.header
-    return page_name(header.model_root, header.key, header.part)

@@ -11,8 +11,7 @@ from pie.page.format import PageHeader
 from pie.pool.conformance import put, sample_page
 from pie.pool.object import ObjectTier
 from pie.pool.object_s3 import S3Store
-from pie.pool.object_store import FoundObject, ObjectStore
-from pie.pool.object_writer import name_of
+from pie.pool.object_store import FoundObject, ObjectStart, ObjectStore
 from pie.pool.settings import PoolSettings
 from pie.pool.tier import PageId, id_of
 from tests.support.s3_server import settings_for_url
@@ -55,7 +54,7 @@ def flip(tier: ObjectTier, page: PageId, offset: int = 2000) -> None:
     entry = tier._table.entries[page]
     home = entry.home
     assert home is not None
-    name = name_of(entry) if home.pack is None else home.pack.name
+    name = entry.name_in(home)
     store = tier._store
     data = store.get(name)
     assert data is not None
@@ -104,6 +103,9 @@ class Wrapped:
     def get(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
         self.gets.append(name)
         return self.inner.get(name, start, length)
+
+    def get_start(self, name: str, length: int) -> ObjectStart | None:
+        return self.inner.get_start(name, length)
 
     def remove(self, names: Sequence[str]) -> None:
         self.inner.remove(names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.server
 import logging
 import threading
 import time
@@ -289,6 +290,38 @@ def test_a_store_that_cannot_be_used_is_off_with_the_reason(
     header, _ = sample_page(1)
     assert tier.prepare_store(header) is LookupStatus.MISS
     assert read(tier, id_of(header)) is LookupStatus.MISS
+
+
+def test_an_answer_that_breaks_off_is_a_failure_of_the_store(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "pie")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+
+    class Broken(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "1000")
+            self.end_headers()
+            self.wfile.write(b"no more than this")
+
+        def log_message(self, *_arguments: object) -> None:
+            """Be silent."""
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Broken) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        store = S3Store(
+            PoolSettings(
+                object_bucket="pages",
+                object_endpoint_url=f"http://127.0.0.1:{server.server_port}",
+                object_attempts=1,
+            )
+        )
+        with pytest.raises(ObjectStoreError) as caught:
+            store.get("name")
+        assert caught.value.failure is StoreFailure.UNREACHABLE
+        store.close()
+        server.shutdown()
 
 
 def takes_stores(health: ObjectHealth) -> bool:
