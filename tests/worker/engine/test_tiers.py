@@ -437,5 +437,6 @@ async def test_a_page_that_another_only_promised_is_not_taken_for_the_pools(
     await asyncio.sleep(0.2)
     await worker.ask([7, 8])  # Whatever it does next lets it look.
     await worker.engine.until(lambda: len(pool.pages) >= FULL)
+    # The engine is told a moment after the pool has them.
+    await worker.engine.until(lambda: worker.engine.engine.status.pages_stored >= FULL)
     assert len(worker.tiers._in_pool) >= FULL
-    assert worker.engine.engine.status.pages_stored >= FULL
