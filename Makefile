@@ -66,7 +66,7 @@ bench-policies: $(STAMP)  ## Hit rates of policies (TRACE=FILE: a trace in Moonc
 	PIE_TRACE=$(TRACE) $(BIN)/python -m benchmarks policies
 
 bench-pool: $(STAMP)  ## The pool's figures, beside Mooncake Store's (installed in MOONCAKE)
-	PIE_BENCH_MOONCAKE=$(MOONCAKE) $(BIN)/python -m benchmarks pool disk
+	PIE_BENCH_MOONCAKE=$(MOONCAKE) $(BIN)/python -m benchmarks pool disk at_rest
 
 bench-routing: $(STAMP)  ## Routing in simulation (TRACE=FILE: a trace in Mooncake's format)
 	PIE_TRACE=$(TRACE) $(BIN)/python -m benchmarks routing

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from pie.index.client import Backoff
 from pie.index.contract import IndexMode, PlaceRecord
@@ -24,16 +24,16 @@ from pie.index.remote import RemotePlace
 from pie.index.settings import IndexSettings
 from pie.index.tasks import end
 from pie.index.trouble import Trouble
-from pie.page.events import PageEntry, PageEvent, PartMask, entry_masks
-from pie.page.key import PageKey
+from pie.page.columns import PageMasks, masks_of
+from pie.page.events import PageEntry, PageEvent
 
 log = logging.getLogger("pie.index.publisher")
 
 _HEARTBEATS = 4
 """Signs of life in the time after which a place is taken for dead."""
 
-_GATHER_ENTRIES = 10_000
-"""Entries of a snapshot that are gathered, in about 3 ms, before others on the event loop have a turn."""
+Snapshot = Iterable[PageEntry] | Awaitable[PageMasks]
+"""What a place holds."""
 
 
 class Publisher:
@@ -50,7 +50,8 @@ class Publisher:
     Args:
         url: Redis.
         record: What the place says of itself; its `ttl_s` sets the pace of signs of life.
-        snapshot: Returns an entry for each part in each tier that the place holds.
+        snapshot: Returns an entry for each part in each tier that the place holds, or what to wait
+            for: the same as columns, of a place that may hold millions.
         settings: Key prefix and limits.
         on_mode: Called with every new mode, from the event loop.
         on_fenced: Called once when a later start of this place has taken over.
@@ -60,7 +61,7 @@ class Publisher:
         self,
         url: str,
         record: PlaceRecord,
-        snapshot: Callable[[], Iterable[PageEntry]],
+        snapshot: Callable[[], Snapshot],
         *,
         settings: IndexSettings | None = None,
         on_mode: Callable[[IndexMode], None] | None = None,
@@ -258,17 +259,14 @@ class Publisher:
                 self._outbox.begin_anew()
         if done:
             self._acked = mark
-            log.debug("%s has announced %d pages", self._record.place, len(masks))
+            log.debug("%s has announced %d pages", self._record.place, len(masks.keys))
 
-    async def _gather(self) -> dict[PageKey, PartMask]:
+    async def _gather(self) -> PageMasks:
         """Return what the place holds now, by page."""
-        masks: dict[PageKey, PartMask] = {}
-        entries = list(self._snapshot())
-        for start in range(0, len(entries), _GATHER_ENTRIES):
-            for key, mask in entry_masks(entries[start : start + _GATHER_ENTRIES]):
-                masks[key] = PartMask(masks.get(key, 0) | mask)
-            await asyncio.sleep(0)
-        return masks
+        said = self._snapshot()
+        if isinstance(said, Awaitable):
+            return await said
+        return await asyncio.to_thread(masks_of, list(said))
 
     def _fence(self) -> None:
         """Fall silent: a later start of this place has taken over."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from itertools import islice
 
 import msgspec
+import numpy as np
 
 from pie.index.client import asking, is_strange, make_async_client, raise_others
 from pie.index.contract import PlaceRecord
@@ -20,8 +20,8 @@ from pie.index.errors import IndexStrangeError, PlaceFencedError
 from pie.index.names import PlaceKeys, places_key, stream_id
 from pie.index.scripts import ANNOUNCE, APPLY, FILL, WITHDRAW, Answer, pack_changes
 from pie.index.settings import IndexSettings
-from pie.page.events import PageEvent, PartMask, PlaceCleared
-from pie.page.key import PageKey
+from pie.page.columns import PageMasks
+from pie.page.events import PageEvent, PlaceCleared
 
 log = logging.getLogger("pie.index.remote")
 
@@ -92,7 +92,7 @@ class RemotePlace:
             await self._join()
         return self._accepted(answer)
 
-    async def announce(self, masks: Mapping[PageKey, PartMask], seq: int) -> bool:
+    async def announce(self, pages: PageMasks, seq: int) -> bool:
         """Write all pages of the place under a new generation and let it count, as event `seq`.
 
         Returns False where Redis lost some of it meanwhile, or has a later announcement.
@@ -104,26 +104,25 @@ class RemotePlace:
                 await self._client.unlink(self._unfinished)
         self._announcements += 1
         generation = f"{record.epoch}.{self._announcements}"
-        pages = self._unfinished = keys.pages(generation)
+        name = self._unfinished = keys.pages(generation)
         # What an earlier process of the same epoch may have left.
         async with self._asking():
-            await self._client.unlink(pages)
-        rest = iter(masks.items())
-        while some := list(islice(rest, _FILL_PAGES)):
+            await self._client.unlink(name)
+        for mask, some in _fills(pages):
             async with self._asking():
-                args: list[bytes | int] = [record.epoch, self._ttl_ms, self._keep_ms]
-                for key, mask in some:
-                    args += (key, mask)
-                answer = await self._fill(keys=[keys.record, pages, keys.alive], args=args)
+                answer = await self._fill(
+                    keys=[keys.record, name, keys.alive],
+                    args=[record.epoch, self._ttl_ms, self._keep_ms, mask, some],
+                )
             self._accepted(answer)
         async with self._asking():
             answer = await self._announce(
                 keys=[
-                    *(keys.record, pages, keys.pages(before) if before else pages),
+                    *(keys.record, name, keys.pages(before) if before else name),
                     *(keys.stream, keys.alive),
                 ],
                 args=[
-                    *(record.epoch, generation, before, seq, len(masks)),
+                    *(record.epoch, generation, before, seq, len(pages.keys)),
                     *(self._encoded, self._ttl_ms, self._keep_ms),
                 ],
             )
@@ -216,6 +215,14 @@ class RemotePlace:
             or self._recent_entries > self._settings.stream_entries
         ):
             self._recent_entries -= self._recent.popleft()[1]
+
+
+def _fills(pages: PageMasks) -> Iterator[tuple[int, bytes]]:
+    """Cut an announcement into steps: a mask, and keys of some pages that have it."""
+    for mask in np.unique(pages.masks).tolist():
+        keys = pages.keys[pages.masks == mask]
+        for start in range(0, len(keys), _FILL_PAGES):
+            yield mask, keys[start : start + _FILL_PAGES].tobytes()
 
 
 def _is_number(said: bytes | None) -> bool:

@@ -122,10 +122,15 @@ FILL = (
     _OLDER
     + """
 -- KEYS record, pages of this announcement, alive
--- ARGV epoch, alive ttl ms, other ttl ms, then key and mask of each page
+-- ARGV epoch, alive ttl ms, other ttl ms, a mask, keys of pages that have it, one after another
 local epoch = redis.call('HGET', KEYS[1], 'epoch')
 if epoch and older(ARGV[1], epoch) then return 'stale' end
-redis.call('HSET', KEYS[2], unpack(ARGV, 4))
+local mask, keys, set = ARGV[4], ARGV[5], {}
+for at = 1, #keys, 32 do
+  set[#set + 1] = string.sub(keys, at, at + 31)
+  set[#set + 1] = mask
+end
+redis.call('HSET', KEYS[2], unpack(set))
 redis.call('PEXPIRE', KEYS[2], ARGV[3])
 -- What was announced before stays alive until this replaces it.
 redis.call('SET', KEYS[3], ARGV[1], 'PX', ARGV[2])

@@ -99,7 +99,7 @@ class AdaptiveRetention(QueuedRetention):
                 self._children_seen[parent] = seen + 1
             if seen < _TRUNK_CHILDREN:
                 turns = self._turns[parent]
-        ghost = self._ghosts.take(rows.keys[row], rows.parts[row])
+        ghost = self._ghosts.take(rows.key(row), rows.parts[row])
         if ghost is not None:
             age = self.tick - ghost.tick
             self._returns.used(_class(ghost.note), age)

@@ -30,7 +30,7 @@ class ArcRetention(QueuedRetention):
         """Return the list of a new page; one that was missed moves the target."""
         rows = self.rows
         for queue in (_ONCE, _AGAIN):
-            ghost = self._ghosts[queue].take(rows.keys[row], rows.parts[row])
+            ghost = self._ghosts[queue].take(rows.key(row), rows.parts[row])
             if ghost is not None and self._left - ghost.tick <= len(rows):
                 mine, other = self._ghosts[queue].held + 1, self._ghosts[1 - queue].held
                 step = max(1.0, other / mine)

@@ -19,11 +19,16 @@ contract of `pie.policies.retention` and is told of pages.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
-from pie.page.events import Part
+import numpy as np
+import numpy.typing as npt
+
+from pie.page.columns import PageColumns
+from pie.page.events import PageEntry, Part, Tier
 from pie.page.key import PageKey
+from pie.page.key_table import Keys
 from pie.policies.aside import AsidePolicy
 from pie.policies.containing import is_own
 from pie.policies.lru import LruRetention
@@ -95,6 +100,34 @@ class RetentionManager:
     def __contains__(self, page: HeldPage) -> bool:
         return self._rows.find(*page) >= 0
 
+    @property
+    def capacity(self) -> int:
+        """How many rows there are for pages, free ones among them."""
+        return self._rows.capacity
+
+    def pages(self, start: Row, stop: Row) -> list[HeldPage]:
+        """Return the held pages of some rows, `start` among them and `stop` not."""
+        rows = self._rows
+        return [(rows.key(row), rows.part(row)) for row in rows.between(start, stop)]
+
+    def columns(self) -> tuple[Keys, npt.NDArray[np.uint8]]:
+        """Return keys and parts of all held pages."""
+        rows = self._rows.held()
+        return self._rows.keys(rows), np.array(self._rows.parts, np.uint8)[rows]
+
+    def size(self, key: PageKey, part: Part) -> int:
+        """Return the bytes of a held page; 0 where it is not held."""
+        row = self._rows.find(key, part)
+        return self._rows.sizes[row] if row >= 0 else 0
+
+    def entry(self, key: PageKey, part: Part, tier: Tier) -> PageEntry | None:
+        """Return what is known of a held page, which is all but its tenant; None where it is not held."""
+        rows = self._rows
+        row = rows.find(key, part)
+        if row < 0:
+            return None
+        return PageEntry(key, rows.parent_key(row), rows.indexes[row], part, tier, rows.sizes[row])
+
     def pins(self, key: PageKey, part: Part) -> int:
         """Return how many pins keep a page where it is; 0 where it is not held."""
         row = self._rows.find(key, part)
@@ -110,13 +143,28 @@ class RetentionManager:
         self._builtin.row_stored(row)
         if self._book is not None:
             self._book.stored(row, page, now_s)
-        if self._users is not None:
-            try:
-                self._users.stored(page, now_s)
-            except BaseException as error:
-                if not is_own(error):
-                    raise
-                self._failed("stored", error)
+        self._tell_stored(page, now_s)
+
+    def adopt(self, pages: PageColumns, views: Iterable[PageView], now_s: float) -> None:
+        """Learn that pages are held from now on, each once and none of them before; the oldest are first.
+
+        Args:
+            pages: The pages.
+            views: The same, for those who must see each of them: read only where there are any.
+            now_s: The time.
+        """
+        if not len(pages.keys):
+            return
+        rows = self._rows.add_all(pages)
+        self._used_bytes += int(pages.sizes.sum())
+        self._builtin.rows_stored(rows.tolist())
+        if self._book is None and self._users is None:
+            return
+        for page in views:
+            row = self._rows.find(page.key, page.part)
+            if self._book is not None and row >= 0:
+                self._book.stored(row, page, now_s)
+            self._tell_stored(page, now_s)
 
     def hit(self, key: PageKey, part: Part, now_s: float) -> None:
         """Learn that a held page was used."""
@@ -178,7 +226,7 @@ class RetentionManager:
                 wanted.add(before)
                 before = rows.parent(before)
         in_order = sorted(wanted, key=lambda row: rows.indexes[row])
-        return [(rows.keys[row], rows.part(row)) for row in in_order]
+        return [(rows.key(row), rows.part(row)) for row in in_order]
 
     def pin(self, key: PageKey, part: Part) -> bool:
         """Keep a page where it is until `unpin`; pins count. Says whether it is held at all."""
@@ -231,7 +279,7 @@ class RetentionManager:
             choice.consider_last()
         self.counts.victims += len(choice.rows)
         rows = self._rows
-        return [(rows.keys[row], rows.part(row)) for row in choice.rows]
+        return [(rows.key(row), rows.part(row)) for row in choice.rows]
 
     def check(self) -> None:
         """Assert that the manager agrees with itself; slow, for tests."""
@@ -246,6 +294,15 @@ class RetentionManager:
 
     def _is_kept(self, row: Row) -> bool:
         return self._builtin.band_of(row) is Band.LAST
+
+    def _tell_stored(self, page: PageView, now_s: float) -> None:
+        if self._users is not None:
+            try:
+                self._users.stored(page, now_s)
+            except BaseException as error:
+                if not is_own(error):
+                    raise
+                self._failed("stored", error)
 
     def _ask(self, policy: RetentionPolicy, choice: VictimChoice, now_s: float) -> None:
         # A policy may propose without end: one for each page and some nonsense is all it gets.

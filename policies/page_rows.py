@@ -4,56 +4,44 @@ Covers what is kept of a held page whatever the policy: key, part, size, pins, t
 and how many come after it. Built-in policies number their own columns by the same rows. Does not
 cover which page leaves (`pie.policies.queued`) or who may (`pie.policies.manager`).
 
-A pool node holds millions of small pages, so a row is numbers in arrays, about 60 bytes in all
-beside the key itself, and rows are found by open addressing (linear probing, backward-shift
-deletion; Knuth, TAOCP 3, 6.4): a `dict` from keys to ints takes 110 bytes a page more.
+A pool node holds millions of small pages, so a row is numbers in arrays: 24 bytes beside what `pie.page.key_table`
+takes. A page that is not held has a row too while a held one comes after it, so that "the page before"
+is a number.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from typing import TypeAlias
 
+import numpy as np
+
+from pie.page.columns import PageColumns
 from pie.page.events import Part
 from pie.page.key import PageKey
+from pie.page.key_table import NO_ROW, Keys, KeyTable, Row, Rows
 from pie.policies.retention import PageView
 
-Row: TypeAlias = int
-"""The number of a held page, from 0; it is another page's once the page has left."""
+__all__ = ["NO_ROW", "PageRows", "Row"]
 
-NO_ROW: Row = -1
-
-_SPREAD = 0x9E3779B97F4A7C15
-"""Keeps the parts of a page apart in the table (2^64 over the golden ratio)."""
-_NO_KEY = PageKey(b"")
 _PARTS = tuple(Part)
-_SHARDS = 1024
-"""Tables that grow one at a time: one of a million rows would hold a step for 0.4 s."""
-_SHARD_BITS = 10
-_EMPTY = array("i", [NO_ROW])
-"""Every shard until it has a row; the first one makes it grow, so this one stays as it is."""
+_NOT_HELD = -2
 
 
 class PageRows:
     """A table of pages. Not thread-safe."""
 
     def __init__(self) -> None:
-        self.keys: list[PageKey] = []
-        self.parents: list[bytes] = []
-        """The key before each page, held or not."""
-        self.parts = array("B")
+        self._table = KeyTable()
+        self.parts = self._table.parts
+        self._parents = array("i")
+        """The row of the page before each, held or not."""
         self.sizes = array("q")
         self.pins = array("i")
         self.indexes = array("i")
         self.children = array("i")
         """How many held pages come right after each."""
-        self._free: list[Row] = []
         self._count = 0
-        self._orphans: dict[tuple[bytes, int], int] = {}
-        """How many held pages come after a page that is not held, by that page."""
-        self._shards = [_EMPTY] * _SHARDS
-        self._loads = array("i", [0]) * _SHARDS
 
     def __len__(self) -> int:
         return self._count
@@ -61,141 +49,122 @@ class PageRows:
     @property
     def capacity(self) -> int:
         """How many rows there are, free ones among them."""
-        return len(self.keys)
+        return len(self._parents)
 
     def __iter__(self) -> Iterator[Row]:
-        keys = self.keys
-        return (row for row in range(len(keys)) if keys[row] is not _NO_KEY)
+        return self.between(0, self.capacity)
 
-    def find(self, key: object, part: int) -> Row:
-        """Return a page's row, or `NO_ROW`."""
-        mixed = hash(key) ^ (part * _SPREAD)
-        slots, keys = self._shards[mixed & (_SHARDS - 1)], self.keys
-        mask = len(slots) - 1
-        at = (mixed >> _SHARD_BITS) & mask
-        while (row := slots[at]) >= 0:
-            if keys[row] == key and self.parts[row] == part:
-                return row
-            at = (at + 1) & mask
-        return NO_ROW
+    def between(self, start: Row, stop: Row) -> Iterator[Row]:
+        """List the rows of held pages from `start` on and before `stop`."""
+        parents = self._parents
+        return (row for row in range(start, min(stop, len(parents))) if parents[row] != _NOT_HELD)
 
-    def parent(self, row: Row) -> Row:
-        """Return the row of the page before, or `NO_ROW` where it is not held."""
-        return self.find(self.parents[row], self.parts[row])
+    def find(self, key: bytes, part: int) -> Row:
+        """Return a held page's row, or `NO_ROW`."""
+        row = self._table.find(key, part)
+        return NO_ROW if row >= 0 and self._parents[row] == _NOT_HELD else row
+
+    def key(self, row: Row) -> PageKey:
+        """Return a page's key."""
+        return self._table.key(row)
 
     def part(self, row: Row) -> Part:
         """Return a page's part."""
         return _PARTS[self.parts[row]]
 
+    def parent(self, row: Row) -> Row:
+        """Return the row of the page before, or `NO_ROW` where it is not held."""
+        parent = self._parents[row]
+        return NO_ROW if parent < 0 or self._parents[parent] == _NOT_HELD else parent
+
+    def parent_key(self, row: Row) -> bytes:
+        """Return the key before a page's, or its root."""
+        return self._table.key(self._parents[row])
+
+    def held(self) -> Rows:
+        """Return the rows of all held pages."""
+        return np.flatnonzero(np.array(self._parents, np.int32) != _NOT_HELD).astype(np.int32)
+
+    def keys(self, rows: Rows) -> Keys:
+        """Return the keys of rows."""
+        return self._table.keys(rows)
+
     def add(self, page: PageView) -> Row:
         """Give a page that is not held a row."""
         part = int(page.part)
-        parent = self.find(page.parent, part)
-        if parent >= 0:
-            self.children[parent] += 1
-            # The parent's own key: a second copy of its bytes would take 65 more.
-            before: bytes = self.keys[parent]
-        else:
-            before = page.parent
-            self._orphans[before, part] = self._orphans.get((before, part), 0) + 1
-        children = self._orphans.pop((page.key, part), 0)
-        if self._free:
-            row = self._free.pop()
-            self.keys[row] = page.key
-            self.parents[row] = before
-            self.parts[row] = part
-            self.sizes[row] = page.bytes
-            self.indexes[row] = page.index
-            self.children[row] = children
-        else:
-            row = len(self.keys)
-            self.keys.append(page.key)
-            self.parents.append(before)
-            self.parts.append(part)
-            self.sizes.append(page.bytes)
-            self.pins.append(0)
-            self.indexes.append(page.index)
-            self.children.append(children)
+        row = self._table.find_or_add(page.key, part)
+        parent = self._table.find_or_add(page.parent, part)
+        self._grow()
+        self._parents[row] = parent
+        self.sizes[row] = page.bytes
+        self.indexes[row] = page.index
+        self.children[parent] += 1
         self._count += 1
-        self._enter(row)
         return row
+
+    def add_all(self, pages: PageColumns) -> Rows:
+        """Give pages that are not held, each once, rows in their order."""
+        rows = self._table.find_or_add_all(pages.keys, pages.parts)
+        parents = _parents_of(pages, rows, self._table)
+        self._grow()
+        columns = (
+            (self._parents, parents),
+            (self.sizes, pages.sizes),
+            (self.indexes, pages.indexes),
+        )
+        for column, values in columns:
+            np.frombuffer(column, values.dtype)[rows] = values
+        np.add.at(np.frombuffer(self.children, np.int32), parents, 1)
+        self._count += len(rows)
+        return rows
 
     def remove(self, row: Row) -> Row:
         """Take a page's row away; return the row of the page before, or `NO_ROW`."""
-        self._leave(row)
-        key, before, part = self.keys[row], self.parents[row], self.parts[row]
-        if self.children[row]:
-            self._orphans[key, part] = self.children[row]
-        self.keys[row] = _NO_KEY
-        self.parents[row] = b""
+        parent = self._parents[row]
+        is_held = self._parents[parent] != _NOT_HELD and parent != row
+        self._parents[row] = _NOT_HELD
         self.pins[row] = 0
-        self.children[row] = 0
-        self._free.append(row)
         self._count -= 1
-        parent = self.find(before, part)
-        if parent >= 0:
-            self.children[parent] -= 1
-            return parent
-        left = self._orphans[before, part] - 1
-        if left:
-            self._orphans[before, part] = left
-        else:
-            del self._orphans[before, part]
-        return NO_ROW
+        self.children[parent] -= 1
+        self._drop_unused(row)
+        if parent != row:
+            self._drop_unused(parent)
+        return parent if is_held else NO_ROW
 
     def check(self) -> None:
         """Assert that the table agrees with itself; slow, for tests."""
+        self._table.check()
         held = list(self)
         assert len(held) == self._count
-        assert all(self.find(self.keys[row], self.parts[row]) == row for row in held)
-        children: dict[tuple[bytes, int], int] = {}
+        children = [0] * self.capacity
         for row in held:
-            before = (self.parents[row], self.parts[row])
-            children[before] = children.get(before, 0) + 1
-        for row in held:
-            assert self.children[row] == children.pop((self.keys[row], self.parts[row]), 0)
-        assert children == self._orphans
-        slots = [row for shard in self._shards for row in shard if row >= 0]
-        assert len(slots) == sum(self._loads) == self._count
+            children[self._parents[row]] += 1
+        assert children == list(self.children)
+        used = set(held) | {row for row, count in enumerate(children) if count}
+        assert len(used) == len(self._table)
+        assert all(self.find(self.key(row), self.parts[row]) == row for row in held)
 
-    def _mixed(self, row: int) -> int:
-        return hash(self.keys[row]) ^ (self.parts[row] * _SPREAD)
+    def _drop_unused(self, row: Row) -> None:
+        if self._parents[row] == _NOT_HELD and not self.children[row]:
+            self._table.remove(row)
 
-    def _enter(self, row: int) -> None:
-        mixed = self._mixed(row)
-        number = mixed & (_SHARDS - 1)
-        slots = self._shards[number]
-        self._loads[number] += 1
-        if 2 * self._loads[number] > len(slots):
-            rows = [row, *(other for other in slots if other >= 0)]
-            slots = self._shards[number] = array("i", [NO_ROW]) * (2 * len(slots))
-            for one in rows:
-                _put(slots, self._mixed(one), one)
-        else:
-            _put(slots, mixed, row)
-
-    def _leave(self, row: int) -> None:
-        mixed = self._mixed(row)
-        number = mixed & (_SHARDS - 1)
-        slots = self._shards[number]
-        self._loads[number] -= 1
-        mask = len(slots) - 1
-        at = (mixed >> _SHARD_BITS) & mask
-        while slots[at] != row:
-            at = (at + 1) & mask
-        hole = at
-        while (after := slots[at := (at + 1) & mask]) >= 0:
-            # A row moves back into the hole unless that lies before the place it belongs to.
-            home = (self._mixed(after) >> _SHARD_BITS) & mask
-            if (at - home) & mask >= (at - hole) & mask:
-                slots[hole] = after
-                hole = at
-        slots[hole] = NO_ROW
+    def _grow(self) -> None:
+        """Make the columns as long as the table is."""
+        missing = self._table.capacity - len(self._parents)
+        if missing <= 0:
+            return
+        self._parents.extend(array("i", [_NOT_HELD]) * missing)
+        for column in (self.sizes, self.pins, self.indexes, self.children):
+            column.frombytes(bytes(column.itemsize * missing))
 
 
-def _put(slots: array[int], mixed: int, row: int) -> None:
-    mask = len(slots) - 1
-    at = (mixed >> _SHARD_BITS) & mask
-    while slots[at] >= 0:
-        at = (at + 1) & mask
-    slots[at] = row
+def _parents_of(pages: PageColumns, rows: Rows, table: KeyTable) -> Rows:
+    """Return the rows of the pages before, most of which come right before in `pages` too."""
+    parents = np.empty(len(rows), np.int32)
+    follows = np.zeros(len(rows), bool)
+    follows[1:] = (pages.parents[1:] == pages.keys[:-1]).all(axis=1)
+    follows[1:] &= pages.parts[1:] == pages.parts[:-1]
+    parents[1:][follows[1:]] = rows[:-1][follows[1:]]
+    others = np.flatnonzero(~follows)
+    parents[others] = table.find_or_add_all(pages.parents[others], pages.parts[others])
+    return parents

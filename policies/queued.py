@@ -18,7 +18,7 @@ import enum
 import heapq
 import math
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from pie.page.events import Part
 from pie.page.key import PageKey
@@ -124,7 +124,7 @@ class QueuedRetention:
         The proposals end where an event comes in before they are read.
         """
         rows = self.rows
-        return ((rows.keys[row], rows.part(row)) for row in self.row_victims())
+        return ((rows.key(row), rows.part(row)) for row in self.row_victims())
 
     # The same by rows, for a manager.
 
@@ -158,6 +158,11 @@ class QueuedRetention:
             self._take_out(parent)
         if not self.rows.children[row] and not self.rows.pins[row]:
             self._put_in(row)
+
+    def rows_stored(self, rows: Iterable[Row]) -> None:
+        """Learn of pages that have all been given rows just now, in order."""
+        for row in rows:
+            self.row_stored(row)
 
     def row_hit(self, row: Row) -> None:
         """Learn that a page was used."""

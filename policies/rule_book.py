@@ -127,7 +127,7 @@ class RuleBook:
             if not timers or timers[0][0] > now_s:
                 break
             _, row, key = heapq.heappop(timers)
-            if self._rows.keys[row] != key:
+            if self._rows.key(row) != key:
                 continue
             self._choose_anew(row, now_s)
             number = self._rule_of[row]
@@ -194,7 +194,7 @@ class RuleBook:
                 self._queues.set_band(row, Band.LAST)
         elif isinstance(action, Ttl):
             heapq.heappush(
-                self._timers, (self._used_s[row] + action.after, row, self._rows.keys[row])
+                self._timers, (self._used_s[row] + action.after, row, self._rows.key(row))
             )
         elif isinstance(action, KeepSession):
             self._sessions[number].used(row, self._owners[row], now_s)

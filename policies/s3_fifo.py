@@ -44,7 +44,7 @@ class S3FifoRetention(QueuedRetention):
         """Return the queue of a new page: the main one where it left the small one not long ago."""
         rows = self.rows
         self._uses[row] = 0
-        ghost = self._ghosts.take(rows.keys[row], rows.parts[row])
+        ghost = self._ghosts.take(rows.key(row), rows.parts[row])
         if ghost is None or self._left - ghost.tick > self.counts[_MAIN]:
             return _SMALL
         return _MAIN

@@ -21,11 +21,12 @@ from concurrent.futures import wait
 from typing import NamedTuple, Protocol
 
 from pie.index.contract import IndexWriter
+from pie.page.columns import PageMasks, together
 from pie.page.events import PageEntry
 from pie.page.format import PageHeader
 from pie.page.lookup import LookupStatus
 from pie.pool.side_threads import CLOSE_S, SideThreads
-from pie.pool.tier import BadPages, PageId, StoredPage, TierKind, entry_of, id_of
+from pie.pool.tier import BadPages, PageId, StoredPage, Tier, TierKind, id_of
 from pie.pool.tier_stack import Level, Loss, TierStack
 
 __all__ = ["Level", "Loan", "Moves", "TieredCache"]
@@ -90,14 +91,7 @@ class TieredCache:
 
     def adopt(self) -> int:
         """Take on what the tiers hold and the records do not say, and return what they hold."""
-        count = 0
-        for at, shelf in enumerate(self._shelves):
-            for header in shelf.level.tier.pages():
-                page = id_of(header)
-                if page not in shelf.held:
-                    self._stack.record(at, page, header)
-                count += 1
-        return count
+        return sum(shelf.adopt() for shelf in self._shelves)
 
     @property
     def tiers(self) -> list[TierKind]:
@@ -156,9 +150,9 @@ class TieredCache:
     def payload_bytes(self, page: PageId) -> int:
         """Return the size of a held page's payload, or 0."""
         for shelf in self._shelves:
-            header = shelf.held.get(page)
-            if header is not None:
-                return header.raw_bytes
+            size = shelf.size(page)
+            if size:
+                return size
         return 0
 
     def prepare_store(
@@ -236,7 +230,7 @@ class TieredCache:
                 return Loan(stored, at, is_counted)
             if stored is not LookupStatus.MISS:
                 best = stored
-            elif page in shelf.held:
+            elif page in shelf:
                 self._stack.record(at, page)  # Found bad just now, and removed.
         with self._lock:
             if best is LookupStatus.MISS:
@@ -350,8 +344,7 @@ class TieredCache:
         """Copy what only the first tier holds to the next one that takes it, until the clock says `until_s`."""
         if not self.is_tiered:
             return
-        with self._lock:
-            pages = list(self._shelves[0].held)
+        pages = list(map(id_of, self._tiers[0].pages()))
         # What came last is used last, so it is what is wanted first after a restart.
         for page in reversed(pages):
             if self._clock() >= until_s:
@@ -360,27 +353,28 @@ class TieredCache:
 
     def reconcile(self) -> None:
         """Make all records equal to what the tiers say, where a tier has lost pages by itself."""
-        for at, shelf in enumerate(self._shelves):
-            with self._lock:
-                held = list(shelf.held)
-            for page in held:
-                if shelf.level.tier.lookup(page) is not _HIT:
-                    self._stack.record(at, page)
+        for shelf in self._shelves:
+            shelf.reconcile()
 
     def entries(self) -> list[PageEntry]:
-        """Return what the index should know: every readable page in every tier."""
-        with self._lock:
-            return [
-                entry_of(header, shelf.level.tier.kind)
-                for shelf in self._shelves
-                for header in shelf.held.values()
-            ]
+        """Return every page on record, once for each tier, without its tenant."""
+        return [entry for shelf in self._shelves for entry in shelf.entries()]
 
-    def headers(self, kinds: Collection[TierKind]) -> list[PageHeader]:
-        """Return the pages that tiers of these kinds hold, each once."""
-        with self._lock:
-            held = [shelf.held for shelf in self._shelves if shelf.level.tier.kind in kinds]
-            return list({page: header for one in held for page, header in one.items()}.values())
+    def masks(self) -> PageMasks:
+        """Return what the index should know: every page on record, with its tiers."""
+        return together([shelf.masks() for shelf in self._shelves])
+
+    def headers(self, kinds: Collection[TierKind]) -> Iterator[PageHeader]:
+        """List the pages that tiers of these kinds hold, each once."""
+        before: list[Tier] = []
+        for tier in self._tiers:
+            if tier.kind not in kinds:
+                continue
+            for header in tier.pages():
+                page = id_of(header)
+                if not any(other.lookup(page) is _HIT for other in before):
+                    yield header
+            before.append(tier)
 
     def _is_persistent(self, page: PageId) -> bool:
         """Say whether rules want a page of the first tier to outlive a restart."""
@@ -400,7 +394,7 @@ class TieredCache:
 
     def pages_by_tier(self) -> dict[str, int]:
         """Return how many pages each tier holds, by the tier's name."""
-        return {s.level.tier.kind.name.lower(): len(s.held) for s in self._shelves}
+        return {s.level.tier.kind.name.lower(): len(s.manager) for s in self._shelves}
 
     def close(self, limit_s: float = CLOSE_S) -> bool:
         """Close all tiers at once; say whether they did within `limit_s`.
@@ -413,19 +407,12 @@ class TieredCache:
         done, hanging = wait(closing, limit_s)
         threads.close(0.0 if hanging else CLOSE_S)
         for shelf in self._shelves:
-            with self._lock:
-                for page in shelf.held:
-                    shelf.level.manager.removed(page.key, page.part)
-                shelf.held.clear()
+            shelf.forget()
         for each in done:
             each.result()
         return not hanging
 
     def check(self) -> None:
         """Assert that records, tiers and managers agree. Only while nobody uses the cache."""
-        with self._lock:
-            for shelf in self._shelves:
-                shelf.level.tier.check()
-                shelf.level.manager.check()
-                assert set(shelf.held) == {id_of(header) for header in shelf.level.tier.pages()}
-                assert shelf.level.tier.used_bytes <= shelf.level.tier.budget_bytes
+        for shelf in self._shelves:
+            shelf.check()

@@ -10,14 +10,14 @@ in between leaves two copies, of which the next start keeps the later one.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from pie.pool.disk_entry import DiskEntry
+from pie.pool.disk_table import DiskTable
 from pie.pool.folder import FRAME_BYTES, Folder, Home
 from pie.pool.pack_index import Came
 from pie.pool.packs import Pack
 from pie.pool.space import Space
-from pie.pool.tier import PageId, id_of
+from pie.pool.tier import id_of
 
 
 class Compaction:
@@ -27,7 +27,7 @@ class Compaction:
         self,
         folders: Sequence[Folder],
         space: Space,
-        entries: Mapping[PageId, DiskEntry],
+        table: DiskTable,
         lock: threading.Lock,
         failed: Callable[[Folder, OSError, str], None],
     ) -> None:
@@ -36,13 +36,13 @@ class Compaction:
         Args:
             folders: Where packs are.
             space: What bytes are taken from.
-            entries: The tier's table.
+            table: The tier's pages.
             lock: Guards the table.
             failed: Told what a disk refused to do.
         """
         self._folders = folders
         self._space = space
-        self._entries = entries
+        self._table = table
         self._lock = lock
         self._failed = failed
         self._running = threading.Lock()
@@ -78,10 +78,16 @@ class Compaction:
     def _move(self, folder: Folder, pack: Pack, came: Came) -> None:
         """Move a page to the pack that is open, if it is still where it was."""
         page = id_of(came.header)
-        entry = self._entries.get(page)
+        with self._lock:
+            entry = self._table.look(page)
         home = None if entry is None else entry.home
         slot = None if home is None else home.slot
-        if entry is None or slot is None or not (entry.is_readable or entry.is_locked):
+        if (
+            entry is None
+            or home is None
+            or slot is None
+            or not (entry.is_readable or entry.is_locked)
+        ):
             return
         if slot.pack is not pack or slot.offset != came.offset:
             return
@@ -98,7 +104,5 @@ class Compaction:
         if new is None:
             return
         with self._lock:
-            is_same = entry.home is home and (entry.is_readable or entry.is_locked)
-            if is_same:
-                entry.home = Home(folder, new, 0)
+            is_same = self._table.move(page, home, Home(folder, new, 0))
         folder.packs.remove(slot if is_same else new, page.key)

@@ -20,13 +20,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
+from pie.page.columns import PageColumns
 from pie.page.errors import BadPageReason
 from pie.page.events import Tier as TierKind
 from pie.page.format import PageHeader
 from pie.page.lookup import LookupStatus
 from pie.pool.checksum import Checksum
 from pie.pool.compaction import Compaction
-from pie.pool.disk_entry import LOCKED, MISSING, UNREADABLE, DiskEntry
+from pie.pool.disk_entry import MISSING, UNREADABLE, DiskEntry
+from pie.pool.disk_table import DiskTable
 from pie.pool.errors import NotPreparedError
 from pie.pool.files import Files
 from pie.pool.folder import FRAME_BYTES, Folder
@@ -100,7 +102,7 @@ class DiskTier:
         self._checksum = Checksum(self.sealing.secret)
         self._staging = Staging()
         self._on_lost = on_lost
-        self._entries: dict[PageId, DiskEntry] = {}
+        self._table = DiskTable()
         self._locked: dict[PageId, None] = {}
         """Pages whose key is not here, the oldest first: they stay until their room is needed."""
         self._stuck: dict[PageId, DiskEntry] = {}
@@ -112,7 +114,7 @@ class DiskTier:
         self._lock = threading.Lock()
         self._quiet = threading.Condition(self._lock)
         self._compaction = Compaction(
-            self._folders, self._space, self._entries, self._lock, self._failed
+            self._folders, self._space, self._table, self._lock, self._failed
         )
 
     @property
@@ -148,20 +150,12 @@ class DiskTier:
         Raises:
             FolderInUseError: Another process uses a folder, and still does after `lock_timeout_s`.
         """
-        found = self._folders.open(lock_timeout_s)
-        found.sort(key=lambda page: page.stored_ns)
-        # Of two copies the later one stays: compaction writes it before the earlier one goes.
-        for page in found:
-            earlier = self._entries.pop(id_of(page.header), None)
-            if earlier is not None:
-                self._take_away(earlier)
-            status = LookupStatus.MISS if page.is_locked else LookupStatus.HIT
-            self._entries[id_of(page.header)] = DiskEntry(
-                page.header, status, page.home, bad=LOCKED if page.is_locked else ""
-            )
-        self._locked = dict.fromkeys(
-            page for page, entry in self._entries.items() if entry.bad == LOCKED
-        )
+        for other in self._table.adopt_all(self._folders.open(lock_timeout_s)):
+            self._take_away(other)
+        for folder in self._folders:
+            if folder.health.is_off:
+                self._table.lose(folder)
+        self._locked = dict.fromkeys(self._table.locked())
         self._shed()
         if bad := self.bad_by_reason:
             log.warning("bad pages on disk were taken away at the start: %s", dict(bad))
@@ -175,8 +169,8 @@ class DiskTier:
 
     def lookup(self, page: PageId) -> LookupStatus:
         """Say what is known of a page, without pinning it."""
-        entry = self._entries.get(page)
-        return LookupStatus.MISS if entry is None else entry.status
+        with self._lock:
+            return self._table.status(page)
 
     def prepare_store(self, header: PageHeader) -> memoryview | LookupStatus:
         """Reserve room for a page and return where its payload goes."""
@@ -194,8 +188,8 @@ class DiskTier:
             return claim
         room = self._staging.lend(header.raw_bytes)
         with self._lock:
-            if self._is_open and page not in self._entries:
-                self._entries[page] = DiskEntry(header, room=room, claim=claim)
+            if self._is_open and page not in self._table:
+                self._table.put(page, DiskEntry(header, room=room, claim=claim))
                 return room
         claim.close()
         self._staging.give_back(room)
@@ -204,7 +198,7 @@ class DiskTier:
     def complete_store(self, page: PageId, *, success: bool) -> bool:
         """Make a prepared page readable, or give its room back."""
         with self._lock:
-            entry = self._entries.get(page)
+            entry = self._table.look(page)
             if entry is None or entry.status is not LookupStatus.PENDING or entry.is_completing:
                 if not self._is_open:
                     return False
@@ -230,16 +224,18 @@ class DiskTier:
                 entry.home = home
                 if self._is_open and not home.folder.health.is_off:
                     entry.status = LookupStatus.HIT
+                    self._table.rest(page, entry)
                     return True
-            del self._entries[page]
+            self._table.remove(page)
             return False
 
     def prepare_load(self, page: PageId) -> StoredPage | LookupStatus:
         """Pin a page and lend its payload, checked; a bad page is removed and is a `MISS`."""
         with self._lock:
-            entry = self._entries.get(page)
-            if entry is None or entry.status is not LookupStatus.HIT:
-                return LookupStatus.MISS if entry is None else entry.status
+            if (status := self._table.status(page)) is not LookupStatus.HIT:
+                return status
+            entry = self._table.wake(page)
+            assert entry is not None
             entry.pins += 1
         with self._busy() as is_open:
             try:
@@ -266,7 +262,7 @@ class DiskTier:
     def complete_load(self, page: PageId) -> None:
         """End a loan: the pin goes."""
         with self._lock:
-            entry = self._entries.get(page)
+            entry = self._table.look(page)
             if entry is None or not entry.pins:
                 raise NotPreparedError(f"nobody holds a loan of {page.key.hex()}")
         self._unpin(page, entry)
@@ -275,7 +271,8 @@ class DiskTier:
         """Let the disk begin to read pages that will be loaded soon, in that order."""
         left = _EXPECTED_BYTES
         for page in pages:
-            entry = self._entries.get(page)
+            with self._lock:
+                entry = self._table.look(page)
             if entry is None or entry.home is None or entry.status is not LookupStatus.HIT:
                 continue
             left -= entry.header.raw_bytes
@@ -293,12 +290,13 @@ class DiskTier:
 
     def _leave(self, page: PageId, reason: BadPageReason | None = None) -> bool:
         with self._lock:
-            entry = self._entries.get(page)
+            entry = self._table.look(page)
             if entry is None or not self._is_open:
                 return entry is None
             if entry.pins or entry.status is not LookupStatus.HIT:
                 # One that is on its way out is gone for all who ask.
                 return entry.status is LookupStatus.MISS and not entry.pins
+            self._table.wake(page, entry)
             entry.status = LookupStatus.MISS
             if reason is not None:
                 entry.bad = reason.value
@@ -311,13 +309,17 @@ class DiskTier:
                 return True
         with self._lock:
             entry.status, entry.bad = LookupStatus.HIT, ""
+            self._table.rest(page, entry)
         return False
 
     def pages(self) -> Iterator[PageHeader]:
         """List the readable pages as they were at some moment of the call, the oldest first."""
+        return self._table.headers(self._lock)
+
+    def columns(self) -> PageColumns:
+        """Return the readable pages as they were at one moment of the call, each once."""
         with self._lock:
-            entries = list(self._entries.values())
-        return (entry.header for entry in entries if entry.status is LookupStatus.HIT)
+            return self._table.columns()
 
     def close(self) -> None:
         """Wait for what is being written, bring it to the disk, and let the folders go.
@@ -328,11 +330,7 @@ class DiskTier:
             was_open, self._is_open = self._is_open, False
             self._quiet.wait_for(lambda: not self._active, _CLOSE_TIMEOUT_S)
             self._locked.clear()
-            for page, entry in list(self._entries.items()):
-                if entry.status is not LookupStatus.PENDING:
-                    entry.status = LookupStatus.MISS
-                    if not entry.pins:
-                        del self._entries[page]
+            self._table.clear()
         if was_open:
             self._folders.close()
 
@@ -340,10 +338,8 @@ class DiskTier:
         """Assert that tables agree and that the cap holds. Only while nobody uses the tier."""
         with self._lock:
             assert 0 <= self.used_bytes <= self.budget_bytes
-            packed = 0
-            for entry in self._entries.values():
-                entry.check()
-                packed += entry.home is not None and entry.home.slot is not None
+            self._table.check()
+            packed = self._table.packed()
             # What a folder that is off still has in its packs, nobody knows any more.
             if self._is_open and not self._folders.any_off:
                 assert packed == sum(folder.packs.live_pages for folder in self._folders)
@@ -365,11 +361,11 @@ class DiskTier:
 
     def _status_for_store(self, page: PageId) -> LookupStatus:
         """Return what keeps a page from being stored; `MISS` where nothing does."""
-        entry = self._entries.get(page)
-        if entry is None:
-            return LookupStatus.MISS
-        # A page on its way out is gone in a moment.
-        return entry.status or LookupStatus.PENDING
+        with self._lock:
+            if page not in self._table:
+                return LookupStatus.MISS
+            # A page on its way out is gone in a moment.
+            return self._table.status(page) or LookupStatus.PENDING
 
     def _claim(self, header: PageHeader) -> Claim | LookupStatus:
         """Take the most bytes that a page may need, new directories included."""
@@ -395,9 +391,10 @@ class DiskTier:
         with self._lock:
             entry.pins -= 1
             if entry.status is not LookupStatus.MISS or entry.pins:
+                self._table.rest(page, entry)
                 return
             if not self._is_open:
-                self._entries.pop(page, None)
+                self._table.remove(page)
                 return
             if entry.is_locked:
                 return
@@ -421,8 +418,9 @@ class DiskTier:
     def _forget(self, page: PageId, entry: DiskEntry) -> None:
         with self._lock:
             # A folder that went off meanwhile took it along, and it may have come anew elsewhere.
-            if self._entries.get(page) is entry:
-                del self._entries[page]
+            known = self._table.look(page)
+            if known is entry or (known is not None and known.home == entry.home):
+                self._table.remove(page)
 
     def _take_away(self, entry: DiskEntry) -> bool:
         """Remove a page from its folder; say whether it is gone."""
@@ -447,13 +445,9 @@ class DiskTier:
             return
         # All that lies there is lost; its bytes stay counted, because nobody can say.
         with self._lock:
-            for page, entry in list(self._entries.items()):
-                if entry.home is not None and entry.home.folder is folder:
-                    entry.status = LookupStatus.MISS
-                    self._locked.pop(page, None)
-                    self._stuck.pop(page, None)
-                    if not entry.pins:
-                        del self._entries[page]
+            for page in self._table.lose(folder):
+                self._locked.pop(page, None)
+                self._stuck.pop(page, None)
         if self._on_lost is not None:
             self._on_lost()
 
@@ -461,7 +455,7 @@ class DiskTier:
         """Let a page go whose key is not here, the oldest where none is named; say whether one did."""
         with self._lock:
             page = page or next(iter(self._locked), None)
-            entry = None if page is None else self._entries.get(page)
+            entry = None if page is None else self._table.look(page)
             if page is None or entry is None or not entry.is_locked:
                 return False
             self._locked.pop(page, None)
@@ -476,10 +470,11 @@ class DiskTier:
         """Let pages go until the rest is within the budget: first locked ones, then the oldest."""
         while self._space.used_bytes > self.budget_bytes and self._drop_locked():
             pass
-        for page, entry in list(self._entries.items()):
+        for page in self._table.oldest():
             if self._space.used_bytes <= self.budget_bytes:
                 break
-            if self._take_away(entry):
+            entry = self._table.look(page)
+            if entry is not None and self._take_away(entry):
                 self._forget(page, entry)
             while self._space.used_bytes > self.budget_bytes and self._compaction.step():
                 pass

@@ -36,6 +36,8 @@ class DiskEntry:
     claim: Claim | None = None
     pins: int = 0
     is_completing: bool = False
+    stamp: int = 0
+    """Smaller for a page that came earlier."""
     bad: str = ""
     """Why the page is on its way out, where it is bad: a `BadPageReason` or a name from above."""
 
@@ -43,6 +45,11 @@ class DiskEntry:
     def is_readable(self) -> bool:
         """Whether the page may be lent."""
         return self.status is LookupStatus.HIT
+
+    @property
+    def rests(self) -> bool:
+        """Whether nothing happens to the page."""
+        return self.status is LookupStatus.HIT and not self.pins
 
     @property
     def is_locked(self) -> bool:

@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from pie.page.errors import BadPage, BadPageReason
 from pie.page.format import (
     HEAD_BYTES,
@@ -35,7 +37,8 @@ from pie.pool.directories import Directories
 from pie.pool.errors import FolderInUseError
 from pie.pool.files import Files
 from pie.pool.health import Health
-from pie.pool.packs import Packs, Slot
+from pie.pool.pack_index import CameColumns, PackList
+from pie.pool.packs import Pack, Packs, Slot
 from pie.pool.sealing import Sealing
 from pie.pool.set_aside import SetAside
 from pie.pool.settings import Durability
@@ -69,6 +72,14 @@ class FoundPage(NamedTuple):
     stored_ns: int
     is_locked: bool
     """Whether it is encrypted with a key that is not here."""
+
+
+class FoundPack(NamedTuple):
+    """A pack that an earlier process left, and pages in it that can be read."""
+
+    folder: Folder
+    pack: Pack
+    came: CameColumns
 
 
 class Folder:
@@ -151,7 +162,7 @@ class Folder:
         """Whether what `open` made is still there."""
         return self._temp.is_dir() and self.packs.path.is_dir()
 
-    def scan(self) -> Iterator[FoundPage]:
+    def scan(self) -> Iterator[FoundPage | FoundPack]:
         """Find the pages that are there, by their headers alone; bad ones are taken away.
 
         Everything of ours is counted as taken. Files that are not ours are left alone.
@@ -161,11 +172,9 @@ class Folder:
         with contextlib.suppress(OSError):
             self._set_aside.scan()
         if self.packs.path.is_dir():
-            found, torn = self.packs.scan()
-            self.bad_pages["torn_pack"] += torn
-            for slot, came in found:
-                is_locked = self._sealing.is_locked(came.key_id)
-                yield FoundPage(came.header, Home(self, slot, 0), came.stored_ns, is_locked)
+            for pack, listed in self.packs.scan():
+                self.bad_pages["torn_pack"] += not listed.is_whole
+                yield from self._in_pack(pack, listed)
         for directory in self._page_directories():
             for path in sorted(directory.iterdir()):
                 page = self._scan_file(path)
@@ -249,6 +258,17 @@ class Folder:
         if self._lock_handle is not None:
             os.close(self._lock_handle)
             self._lock_handle = None
+
+    def _in_pack(self, pack: Pack, listed: PackList) -> Iterator[FoundPage | FoundPack]:
+        """Return the pages of a pack together, but those whose key is not here, and others, one by one."""
+        columns = listed.columns
+        locked = [not self._sealing.reads(shared.key_id) for shared in columns.shared]
+        is_locked = np.array(locked, bool)[columns.shared_of]
+        yield FoundPack(self, pack, columns.take(np.flatnonzero(~is_locked)))
+        for came in [*columns.came(np.flatnonzero(is_locked).tolist()), *listed.others]:
+            home = Home(self, Slot(pack, came.offset, came.length), 0)
+            is_locked_one = self._sealing.is_locked(came.key_id)
+            yield FoundPage(came.header, home, came.stored_ns, is_locked_one)
 
     def _make_packs(self) -> Packs:
         return Packs(

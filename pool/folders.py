@@ -6,6 +6,7 @@ cover what happens in one (`pie.pool.folder`) or which pages are there (`pie.poo
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
 
@@ -14,7 +15,7 @@ from pie.page.format import PageHeader
 from pie.page.key import PageKey
 from pie.page.lookup import LookupStatus
 from pie.pool.disk_entry import MISSING, UNREADABLE, DiskEntry
-from pie.pool.folder import Folder, FoundPage, Home
+from pie.pool.folder import Folder, FoundPack, FoundPage, Home
 from pie.pool.health import FolderState
 from pie.pool.space import Claim
 
@@ -48,21 +49,18 @@ class Folders(tuple[Folder, ...]):
         states.update(folder.health.state.name.lower() for folder in self)
         return states
 
-    def open(self, lock_timeout_s: float) -> list[FoundPage]:
-        """Take all into use, and return what is in them; one that cannot be used is off.
+    def open(self, lock_timeout_s: float) -> Iterator[FoundPage | FoundPack]:
+        """Take all into use, and then list what is in them; one that cannot be used is off.
 
         Raises:
             FolderInUseError: Another process uses one, and still does after `lock_timeout_s`.
         """
-        found: list[FoundPage] = []
         try:
-            for folder in self:
-                if folder.open(lock_timeout_s):
-                    found += _scan(folder)
+            used = [folder for folder in self if folder.open(lock_timeout_s)]
+            return itertools.chain.from_iterable(map(_scan, used))
         except BaseException:
             self.close()
             raise
-        return found
 
     def close(self) -> None:
         """Bring what was written to the disks and let other processes have the folders."""
@@ -137,9 +135,8 @@ class Folders(tuple[Folder, ...]):
         yield from self[:start]
 
 
-def _scan(folder: Folder) -> list[FoundPage]:
+def _scan(folder: Folder) -> Iterator[FoundPage | FoundPack]:
     try:
-        return list(folder.scan())
+        yield from folder.scan()
     except OSError as error:
         folder.health.failed(error, "open")
-        return []

@@ -27,6 +27,7 @@ from pie.policies.retention import RetentionPolicy
 from pie.pool.cache import Level, TieredCache
 from pie.pool.checksum import Checksum
 from pie.pool.disk import DiskTier
+from pie.pool.heap import give_back_large_blocks
 from pie.pool.index_relay import IndexRelay
 from pie.pool.lanes import Lanes
 from pie.pool.links import NodeLinks
@@ -224,7 +225,7 @@ class PoolNode:
             self._publisher = Publisher(
                 self._index_url,
                 self._record,
-                self._cache.entries,
+                lambda: asyncio.to_thread(self._cache.masks),
                 settings=self._index_settings,
                 on_fenced=self._fenced,
             )
@@ -384,6 +385,7 @@ class PoolNode:
             self._disk.open(_LOCK_TIMEOUT_S)
         if self._object is not None:
             self._object.open()
+        give_back_large_blocks()
         found = self._cache.adopt()
         took_s = time.monotonic() - began_s
         log.info("%s found %d pages below RAM in %.1f s", self.place, found, took_s)

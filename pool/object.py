@@ -22,6 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
+from pie.page.columns import PageColumns
 from pie.page.errors import BadPage
 from pie.page.events import Tier as TierKind
 from pie.page.format import PageHeader
@@ -45,7 +46,7 @@ from pie.pool.object_table import ObjectTable
 from pie.pool.object_writer import ObjectWriter, WriterCounters
 from pie.pool.sealing import Sealing
 from pie.pool.space import Claim, Space
-from pie.pool.tier import BadPages, PageId, StoredPage, id_of
+from pie.pool.tier import BadPages, PageId, StoredPage, columns_of, id_of
 
 log = logging.getLogger("pie.pool.object")
 
@@ -297,6 +298,10 @@ class ObjectTier:
         with self._table.lock:
             entries = list(self._table.entries.items())
         return (entry.header for page, entry in entries if self.lookup(page) is LookupStatus.HIT)
+
+    def columns(self) -> PageColumns:
+        """Return the readable pages as they were at one moment of the call, each once."""
+        return columns_of(self.pages())
 
     def flush(self, limit_s: float) -> None:
         """Wait until what was stored and removed is so in the bucket too, at most so long."""

@@ -15,7 +15,7 @@ import contextlib
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +24,15 @@ from typing_extensions import Buffer
 from pie.page.format import PageHeader
 from pie.page.key import PageKey
 from pie.pool.files import Files
-from pie.pool.pack_index import LEFT_BYTES, Came, Left, decode_records, encode_record
+from pie.pool.pack_index import (
+    LEFT_BYTES,
+    Came,
+    Left,
+    PackList,
+    decode_list,
+    decode_records,
+    encode_record,
+)
 from pie.pool.space import Claim, Space
 
 PACK_BYTES = 4 << 20
@@ -218,27 +226,23 @@ class Packs:
         data = self._read_whole(self.paths(pack)[1])
         return [record for record in self._records(data)[0] if isinstance(record, Came)]
 
-    def scan(self) -> tuple[list[tuple[Slot, Came]], int]:
-        """Take over the packs that an earlier process left.
+    def scan(self) -> Iterator[tuple[Pack, PackList]]:
+        """Take over the packs that an earlier process left, and return what is in each.
 
-        Returns the pages in them, and how many files were orphans or torn.
+        One whose list is not whole has orphans or torn pages.
 
         Raises:
             OSError: The folder cannot be read.
         """
-        found: list[tuple[Slot, Came]] = []
-        torn = 0
         numbers: set[int] = set()
         for path in self.path.iterdir():
             match = _NAME.fullmatch(path.name)
             if match is not None:
                 numbers.add(int(match["number"]))
-        for number in sorted(numbers):
-            pages, is_whole = self._scan_pack(Pack(number))
-            found += pages
-            torn += not is_whole
         self._next = max(numbers, default=0) + 1
-        return found, torn
+        for number in sorted(numbers):
+            pack = Pack(number)
+            yield pack, self._scan_pack(pack)
 
     def check(self) -> None:
         """Assert that the tables agree with each other."""
@@ -289,42 +293,34 @@ class Packs:
             del self._packs[pack.number]
         self._space.give(pack.charged_bytes)
 
-    def _scan_pack(self, pack: Pack) -> tuple[list[tuple[Slot, Came]], bool]:
+    def _scan_pack(self, pack: Pack) -> PackList:
         data, index = self.paths(pack)
         try:
             size = data.stat().st_size
-            records, is_whole = self._records(self._read_whole(index))
+            listed = decode_list(self._read_whole(index), self._secret)
         except FileNotFoundError:
-            size, records, is_whole = 0, [], False
-        pages: dict[int, Came] = {}
-        for record in records:
-            if isinstance(record, Left):
-                pages.pop(record.offset, None)
-            else:
-                pages[record.offset] = record
-        beyond = [at for at, came in pages.items() if at + came.length > size]
-        for at in beyond:
-            del pages[at]
-        is_whole = is_whole and not beyond
+            size, listed = 0, decode_list(b"")._replace(is_whole=False)
+        listed = listed.within(size)
+        pages = len(listed.columns) + len(listed.others)
         if not pages:
             with contextlib.suppress(OSError):  # On a disk that is read-only it stays as it is.
                 self._files.unlink(data)
                 self._files.unlink(index)
-            return [], is_whole
+            return listed
         # What lies behind the last page was being written when the process ended.
-        pack.end = max(came.offset + came.length for came in pages.values())
+        pack.end = listed.end
         if pack.end < size:
             with contextlib.suppress(OSError):
                 self._files.truncate(data, pack.end)
-        pack.list_bytes = index.stat().st_size + LEFT_BYTES * len(pages)
-        pack.live_bytes = sum(came.length for came in pages.values())
-        pack.live_pages = len(pages)
+        pack.list_bytes = index.stat().st_size + LEFT_BYTES * pages
+        pack.live_bytes = listed.page_bytes
+        pack.live_pages = pages
         pack.charged_bytes = self._blocks(pack.end) + self._blocks(pack.list_bytes)
         self._space.found(pack.charged_bytes)
         self._packs[pack.number] = pack
-        if is_whole and pack.end < self._pack_bytes:
+        if listed.is_whole and pack.end < self._pack_bytes:
             self._open = pack
-        return [(Slot(pack, c.offset, c.length), c) for c in pages.values()], is_whole
+        return listed
 
     def _records(self, data: Buffer) -> tuple[list[Came | Left], bool]:
         return decode_records(bytes(data), self._secret)

@@ -15,13 +15,14 @@ import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from pie.page.columns import PageColumns
 from pie.page.events import Tier as TierKind
 from pie.page.format import PageHeader
 from pie.page.lookup import LookupStatus
 from pie.pool.arena import Arena
 from pie.pool.checksum import Checksum
 from pie.pool.errors import NotPreparedError
-from pie.pool.tier import BadPages, PageId, StoredPage, id_of
+from pie.pool.tier import BadPages, PageId, StoredPage, columns_of, id_of
 
 _MISS = LookupStatus.MISS
 """A name of its own: look-ups of thousands of pages would spend a third of their time on members."""
@@ -166,6 +167,10 @@ class RamTier:
         with self._lock:
             entries = list(self._entries.values())
         return (entry.header for entry in entries if entry.status is LookupStatus.HIT)
+
+    def columns(self) -> PageColumns:
+        """Return the readable pages as they were at one moment of the call, each once."""
+        return columns_of(self.pages())
 
     def close(self) -> None:
         """Let go of the arena. Loans stay valid until they end, and then free the memory."""

@@ -7,7 +7,6 @@ keep. Pure. Does not cover where pages belong (`pie.pool.placement`) or sending 
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -37,17 +36,23 @@ def plan(headers: Iterable[PageHeader], here: PlaceId, placement: Placement) -> 
     What came last is first: a node that has little time left hands on what was used last. Pages of which
     no group is known stay where they are, and so do all where no node takes pages.
     """
-    groups: dict[PageKey, list[PageHeader]] = defaultdict(list)
+    # Nothing is kept of a page that belongs here alone: a node may hold millions.
+    targets: dict[bytes, tuple[PlaceId, ...]] = {}
+    groups: dict[bytes, list[tuple[int, PageId]]] = {}
     for header in headers:
-        if header.group:
-            groups[PageKey(header.group)].append(header)
+        group = header.group
+        if not group:
+            continue
+        if group not in targets:
+            homes = placement.homes(PageKey(group))
+            targets[group] = tuple(place for place in homes if place != here)
+        if targets[group]:
+            groups.setdefault(group, []).append((header.index, id_of(header)))
     moves: list[GroupMove] = []
     for group, held in groups.items():
-        homes = placement.homes(group)
-        targets = tuple(place for place in homes if place != here)
-        if targets:
-            held.sort(key=lambda header: (header.index, header.part))
-            pages = tuple(id_of(header) for header in held)
-            moves.append(GroupMove(group, pages, targets, here not in homes))
+        held.sort(key=lambda one: (one[0], one[1].part))
+        pages = tuple(page for _, page in held)
+        leaves = here not in placement.homes(PageKey(group))
+        moves.append(GroupMove(PageKey(group), pages, targets[group], leaves))
     moves.reverse()
     return moves

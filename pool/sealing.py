@@ -158,12 +158,16 @@ class Sealing:
         """
         return decode_head(head, file_bytes, secret=self.secret)
 
+    def reads(self, key_id: bytes | None) -> bool:
+        """Say whether what is encrypted with a key, or with none, can be read here."""
+        return key_id is None or (self._keys is not None and key_id in self._keys)
+
     def is_locked(self, key_id: bytes | None) -> bool:
         """Say whether a page that was found is encrypted with a key that is not here.
 
         Counted, and told once in the log for each key.
         """
-        if key_id is None or (self._keys is not None and key_id in self._keys):
+        if key_id is None or self.reads(key_id):
             return False
         self._found_locked(locked(key_id).detail)
         return True

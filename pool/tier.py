@@ -12,11 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Protocol
 
+import numpy as np
 from typing_extensions import Buffer
 
+from pie.page.columns import PageColumns
 from pie.page.events import PageEntry, Part, Tier as TierKind
 from pie.page.format import PageHeader
 from pie.page.key import PageKey
+from pie.page.key_table import as_keys
 from pie.page.lookup import LookupStatus
 from pie.policies.retention import PageView
 
@@ -27,6 +30,7 @@ __all__ = [
     "StoredPage",
     "Tier",
     "TierKind",
+    "columns_of",
     "entry_of",
     "id_of",
     "view_of",
@@ -122,6 +126,10 @@ class Tier(Protocol):
         """List the readable pages as they were at some moment of the call."""
         ...
 
+    def columns(self) -> PageColumns:
+        """Return the readable pages as they were at one moment of the call, each once."""
+        ...
+
     def close(self) -> None:
         """Let go of memory, threads and files. A closed tier answers `MISS`."""
         ...
@@ -162,4 +170,21 @@ def view_of(header: PageHeader, tier: Tier) -> PageView:
         session_tag=header.session_tag,
         model_root=header.model_root,
         page_tokens=header.page_tokens,
+    )
+
+
+def columns_of(headers: Iterable[PageHeader]) -> PageColumns:
+    """Return what policies and the index need to know of pages."""
+    known = list(headers)
+    numbers: dict[str, int] = {}
+    for header in known:
+        numbers.setdefault(header.tenant_tag, len(numbers))
+    return PageColumns(
+        keys=as_keys([header.key for header in known]),
+        parts=np.array([header.part for header in known], np.uint8),
+        parents=as_keys([header.parent for header in known]),
+        indexes=np.array([header.index for header in known], np.int32),
+        sizes=np.array([header.raw_bytes for header in known], np.int64),
+        tags=np.array([numbers[header.tenant_tag] for header in known], np.int32),
+        tenant_tags=list(numbers),
     )

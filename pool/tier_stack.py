@@ -4,8 +4,7 @@ Covers making room, eviction by the policy's word, demotion, and the record of w
 which the index is told of. Does not cover the verbs of who uses the cache (`pie.pool.cache`).
 
 Thread-safe. The lock guards tables only: hashing, copying and a tier's own I/O happen outside, so
-what a tier holds can change between a verb and its record here. `record` settles that: under
-the lock it makes the record equal to the tier, whatever happened in between.
+what a tier holds can change between a verb and its record here. `Shelf.record` settles that.
 """
 
 from __future__ import annotations
@@ -13,16 +12,15 @@ from __future__ import annotations
 import enum
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from pie.index.contract import IndexWriter
 from pie.page.format import PageHeader
 from pie.page.lookup import LookupStatus
-from pie.policies.manager import RetentionManager
 from pie.policies.victims import HeldPage
 from pie.pool.cache_counters import CacheCounters
 from pie.pool.copying import copy_payload
-from pie.pool.tier import PageId, StoredPage, Tier, entry_of, view_of
+from pie.pool.shelf import Level, Shelf
+from pie.pool.tier import PageId, StoredPage
 
 _MAX_ROUNDS = 8
 """Evictions tried for one store. Each asks for twice the room of the one before: where the gaps
@@ -44,24 +42,6 @@ class Loss(enum.Enum):
     """What no lower tier takes is lost."""
 
 
-@dataclass(frozen=True, slots=True)
-class Level:
-    """One tier of a stack, and what chooses its victims."""
-
-    tier: Tier
-    manager: RetentionManager
-
-
-@dataclass(slots=True)
-class Shelf:
-    """A level and the pages that it is known to hold."""
-
-    level: Level
-    held: dict[PageId, PageHeader] = field(default_factory=dict)
-    leaving: int = 0
-    """Victims on their way out. They are pinned, so that no two threads choose the same."""
-
-
 class TierStack:
     """Tiers, the fastest first."""
 
@@ -74,10 +54,9 @@ class TierStack:
     ) -> None:
         """Stack `levels`; the index is told what is stored and removed, from any thread."""
         self.counters = CacheCounters()
-        self.shelves = [Shelf(level) for level in levels]
         self.tiers = [level.tier for level in levels]
         self.lock = threading.Lock()
-        self._index = index
+        self.shelves = [Shelf(level, self.lock, index, clock) for level in levels]
         self._clock = clock
         self._left = threading.Condition(self.lock)
 
@@ -206,18 +185,4 @@ class TierStack:
             page: The page that may have come or gone.
             header: What to record where it has come.
         """
-        shelf = self.shelves[at]
-        tier, manager = shelf.level.tier, shelf.level.manager
-        with self.lock:
-            readable = tier.lookup(page) is LookupStatus.HIT
-            known = shelf.held.get(page)
-            if readable and known is None and header is not None:
-                shelf.held[page] = header
-                manager.stored(view_of(header, tier), self._clock())
-                if self._index is not None:
-                    self._index.stored([entry_of(header, tier.kind)])
-            elif not readable and known is not None:
-                del shelf.held[page]
-                manager.removed(page.key, page.part)
-                if self._index is not None:
-                    self._index.removed([entry_of(known, tier.kind)])
+        self.shelves[at].record(page, header)

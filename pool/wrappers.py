@@ -10,6 +10,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 
+from pie.page.columns import PageColumns
 from pie.page.events import Tier as TierKind
 from pie.page.format import PageHeader
 from pie.page.lookup import LookupStatus
@@ -65,6 +66,10 @@ class WrappedTier:
     def pages(self) -> Iterator[PageHeader]:
         """List the readable pages."""
         return self.inner.pages()
+
+    def columns(self) -> PageColumns:
+        """Return the readable pages."""
+        return self.inner.columns()
 
     def close(self) -> None:
         """Close the tier."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from pie.index.contract import IndexWriter
+from pie.page.columns import PageMasks
 from pie.page.errors import BadPageReason
 from pie.page.events import PageEntry, Part, PartMask, PlaceId, Tier as TierKind, part_bit
 from pie.page.key import PageKey
@@ -240,6 +241,10 @@ class LowerTiers:
     def entries(self) -> list[PageEntry]:
         """Return what the index should know."""
         return self._cache.entries()
+
+    def masks(self) -> PageMasks:
+        """Return what the index should know, as columns."""
+        return self._cache.masks()
 
     def figures(self) -> dict[str, object]:
         """Return the fields of `WorkerStatus` that tell of these tiers."""

@@ -24,7 +24,8 @@ from pie.index.feed import MirrorFeed
 from pie.index.mirror import Mirror
 from pie.index.publisher import Publisher
 from pie.index.settings import IndexSettings
-from pie.page.events import Epoch, PageEntry, PlaceId
+from pie.page.columns import PageMasks, masks_of, together
+from pie.page.events import Epoch, PlaceId
 from pie.policies.policy_set import PolicySet
 from pie.pool.client import PoolClient
 from pie.pool.index_relay import IndexRelay
@@ -237,8 +238,12 @@ class WorkerService:
             takes_programs=self._takes_programs,
         )
 
-        def snapshot() -> list[PageEntry]:
-            return holdings.snapshot() + ([] if tiers is None else tiers.entries())
+        async def snapshot() -> PageMasks:
+            return await asyncio.to_thread(
+                lambda: together(
+                    [masks_of(holdings.snapshot()), *([] if tiers is None else [tiers.masks()])]
+                )
+            )
 
         publisher = Publisher(
             self._index_url,

@@ -21,8 +21,8 @@ from pie.index.remote import RemotePlace
 from pie.index.scripts import ANNOUNCE
 from pie.index.server import EmbeddedServer
 from pie.index.settings import IndexSettings
-from pie.page.events import PartMask, PlaceId
-from pie.page.key import PageKey
+from pie.page.columns import masks_of
+from pie.page.events import PlaceId
 from tests.index.places import running, until
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]
@@ -161,7 +161,7 @@ async def test_announcements_that_fail_leave_one_set_of_pages_at_most(
     monkeypatch.setattr(remote, "_FILL_PAGES", 10)
     place = RemotePlace(index_settings.url, record("w0"), index_settings)
     client = make_async_client(index_settings.url)
-    masks = {PageKey(entry(number).key): PartMask(1) for number in range(100)}
+    masks = masks_of(entry(number) for number in range(100))
     for seq in range(1, 6):
         task = asyncio.create_task(place.announce(masks, seq))
         await asyncio.sleep(0.004)

@@ -34,12 +34,12 @@ def test_thousands_of_pages_come_and_go() -> None:
     for at in range(0, 5_000, 3):
         rows.remove(rows.find(key(at), Part.FULL))
     rows.check()
-    assert sorted(rows.keys[row] for row in rows) == [key(at) for at in range(5_000) if at % 3]
+    assert sorted(rows.key(row) for row in rows) == [key(at) for at in range(5_000) if at % 3]
 
 
 def test_a_row_is_used_again() -> None:
     rows = PageRows()
     first = rows.add(view(1))
     rows.remove(first)
-    assert rows.add(view(2)) == first
-    assert rows.capacity == 1
+    assert {first, rows.add(view(2))} <= {0, 1}
+    assert rows.capacity == 2, "one of them is the root's"

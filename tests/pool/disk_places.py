@@ -14,7 +14,8 @@ SMALL = 5_000
 
 def where(tier: DiskTier, page: PageId) -> tuple[Path, int, int]:
     """Return the file that a page lies in, and from where to where in it."""
-    entry = tier._entries[page]
+    entry = tier._table.look(page)
+    assert entry is not None
     home = entry.home
     assert home is not None
     if home.slot is None:

@@ -11,9 +11,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from pie.page.events import Part, Tier as TierKind
 from pie.page.lookup import LookupStatus
 from pie.policies.manager import RetentionManager
-from pie.pool.cache import Level, Loan, TieredCache
+from pie.pool.cache import Loan, TieredCache
 from pie.pool.conformance import sample_key, sample_page
 from pie.pool.ram import RamTier
+from pie.pool.shelf import Level
 from pie.pool.tier import PageId, Tier, id_of
 from pie.pool.wrappers import FaultyTier, MeteredTier, SlowTier
 from tests.pool.index_log import IndexLog

@@ -11,11 +11,12 @@ import pytest
 from pie.page.events import Part, Tier as TierKind
 from pie.page.lookup import LookupStatus
 from pie.policies.manager import RetentionManager
-from pie.pool.cache import Level, Loan, TieredCache
+from pie.pool.cache import Loan, TieredCache
 from pie.pool.conformance import sample_key, sample_page
 from pie.pool.disk import DiskTier
 from pie.pool.mover import Mover
 from pie.pool.ram import RamTier
+from pie.pool.shelf import Level
 from pie.pool.tier import PageId, id_of
 from pie.pool.wrappers import FaultyTier
 from tests.pool.index_log import IndexLog
@@ -38,6 +39,7 @@ class Stack:
             index=self.index,
         )
         self.found = self.cache.adopt()
+        self.index.entries = set(self.cache.entries())  # As a node announces itself.
 
     def put(self, number: int) -> bool:
         header, payload = sample_page(number, SIZE)

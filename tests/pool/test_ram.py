@@ -12,10 +12,11 @@ from hypothesis import settings
 from pie.page.format import PageHeader
 from pie.policies.manager import RetentionManager
 from pie.pool.arena import ENTRY_BYTES, Arena
-from pie.pool.cache import Level, TieredCache
+from pie.pool.cache import TieredCache
 from pie.pool.conformance import TierConformance, put, sample_page, tier_machine
 from pie.pool.errors import NoArenaError
 from pie.pool.ram import RamTier
+from pie.pool.shelf import Level
 from pie.pool.tier import PageId, Tier, id_of
 
 

@@ -13,9 +13,9 @@ from pie.page.events import Part, Tier as TierKind
 from pie.page.key import PageKey
 from pie.page.layout import LayerSpec, PageLayout, StateSpec
 from pie.policies.manager import RetentionManager
-from pie.pool.cache import Level
 from pie.pool.disk import DiskTier
 from pie.pool.ram import RamTier
+from pie.pool.shelf import Level
 from pie.pool.tier import PageId, Tier
 from pie.worker.load_choice import LoadTier, Run
 from pie.worker.lower_tiers import LowerTiers

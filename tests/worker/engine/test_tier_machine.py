@@ -16,9 +16,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from pie.page.events import Part, Tier as TierKind
 from pie.page.key import PageKey
 from pie.policies.manager import RetentionManager
-from pie.pool.cache import Level
 from pie.pool.disk import DiskTier
 from pie.pool.ram import RamTier
+from pie.pool.shelf import Level
 from pie.pool.tier import PageId, StoredPage
 from pie.worker.lower_tiers import LowerTiers
 from pie.worker.page_copies import PageCopies, PageNames, Piece

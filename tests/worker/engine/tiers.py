@@ -13,10 +13,10 @@ from pie.page.events import Part, PlaceId, Tier as TierKind
 from pie.page.key import RootKey
 from pie.page.layout import LayerSpec, PageLayout
 from pie.policies.manager import RetentionManager
-from pie.pool.cache import Level
 from pie.pool.disk import DiskTier
 from pie.pool.files import Files
 from pie.pool.ram import RamTier
+from pie.pool.shelf import Level
 from pie.pool.tier import Tier
 from pie.tokens.tokenizer import Tokenizer
 from pie.worker.load_choice import LoadTier

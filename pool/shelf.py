@@ -1,0 +1,145 @@
+"""One level of a tiered cache: a tier, and the record of what it holds.
+
+Covers making the record equal to the tier, and what the index hears of it. Does not cover how levels work together
+(`pie.pool.cache`) or which pages leave (`pie.policies`).
+
+The record is the retention manager's table; the tier alone keeps headers. A page at rest is so in two tables
+and nowhere else.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from pie.index.contract import IndexWriter
+from pie.page.columns import PageMasks, tier_masks
+from pie.page.events import PageEntry
+from pie.page.format import PageHeader
+from pie.page.lookup import LookupStatus
+from pie.policies.manager import RetentionManager
+from pie.pool.tier import PageId, Tier, entry_of, id_of, view_of
+
+_AT_ONCE = 4096
+"""Rows looked at while others wait: 1 ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One tier of a stack, and what chooses its victims."""
+
+    tier: Tier
+    manager: RetentionManager
+
+
+class Shelf:
+    """A level and what is known to be on it. `lock` guards the manager; a tier's own I/O is outside of it."""
+
+    def __init__(
+        self,
+        level: Level,
+        lock: threading.Lock,
+        index: IndexWriter | None,
+        clock: Callable[[], float],
+    ) -> None:
+        """Begin with nothing on record; `index` is told of changes."""
+        self.level = level
+        self.tier = level.tier
+        self.manager = level.manager
+        self.leaving = 0
+        """Victims on their way out. They are pinned, so that no two threads choose the same."""
+        self._lock = lock
+        self._index = index
+        self._clock = clock
+
+    def __contains__(self, page: PageId) -> bool:
+        with self._lock:
+            return page in self.manager
+
+    def size(self, page: PageId) -> int:
+        """Return the bytes of a page's payload; 0 where it is not on record."""
+        with self._lock:
+            return self.manager.size(page.key, page.part)
+
+    def record(self, page: PageId, header: PageHeader | None = None) -> None:
+        """Make the record of a page equal to what the tier says now.
+
+        Args:
+            page: The page that may have come or gone.
+            header: What to record where it has come.
+        """
+        tier, manager = self.tier, self.manager
+        with self._lock:
+            readable = tier.lookup(page) is LookupStatus.HIT
+            known = manager.entry(page.key, page.part, tier.kind)
+            if readable and known is None and header is not None:
+                manager.stored(view_of(header, tier), self._clock())
+                if self._index is not None:
+                    self._index.stored([entry_of(header, tier.kind)])
+            elif not readable and known is not None:
+                manager.removed(page.key, page.part)
+                if self._index is not None:
+                    self._index.removed([known])
+
+    def adopt(self) -> int:
+        """Take on what the tier holds and the record does not say; return what it holds.
+
+        Where there is no record yet that is all at once, and the index is not told: what is held at the start is
+        announced as a whole.
+        """
+        if not len(self.manager):
+            with self._lock:
+                # Whoever removes a page from here on waits to record it, and finds it on record then.
+                tier = self.tier
+                views = (view_of(header, tier) for header in tier.pages())
+                self.manager.adopt(tier.columns(), views, self._clock())
+            return len(self.manager)
+        count = 0
+        for header in self.tier.pages():
+            page = id_of(header)
+            if page not in self:
+                self.record(page, header)
+            count += 1
+        return count
+
+    def reconcile(self) -> None:
+        """Forget what the tier has lost by itself."""
+        for page in self.held():
+            if self.tier.lookup(page) is not LookupStatus.HIT:
+                self.record(page)
+
+    def held(self) -> Iterator[PageId]:
+        """List the pages on record, those that come or go meanwhile perhaps among them."""
+        start = 0
+        while start < self.manager.capacity:
+            with self._lock:
+                some = self.manager.pages(start, start + _AT_ONCE)
+            yield from (PageId(*page) for page in some)
+            start += _AT_ONCE
+
+    def entries(self) -> list[PageEntry]:
+        """Return an entry for each page on record, without its tenant."""
+        kind = self.tier.kind
+        found = (self.manager.entry(page.key, page.part, kind) for page in self.held())
+        return [entry for entry in found if entry is not None]
+
+    def masks(self) -> PageMasks:
+        """Return what the index should know of this level."""
+        with self._lock:
+            keys, parts = self.manager.columns()
+        return tier_masks(keys, parts, self.tier.kind)
+
+    def forget(self) -> None:
+        """Forget all, because the tier is closed."""
+        for page in list(self.held()):
+            with self._lock:
+                self.manager.removed(page.key, page.part)
+
+    def check(self) -> None:
+        """Assert that record, tier and manager agree. Only while nobody uses them."""
+        self.tier.check()
+        self.manager.check()
+        held = set(self.held())
+        assert held == {id_of(header) for header in self.tier.pages()}
+        assert self.tier.used_bytes <= self.tier.budget_bytes

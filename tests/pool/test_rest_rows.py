@@ -1,0 +1,76 @@
+"""Pages at rest against a dict, one at a time and as a list of a pack says them."""
+
+from hypothesis import given, settings, strategies as st
+from msgspec import structs
+
+from pie.page.format import PageHeader
+from pie.pool.conformance import sample_key, sample_page
+from pie.pool.pack_index import Came, Left, decode_list, decode_records, encode_record, join
+from pie.pool.rest_rows import Place, RestRows
+from pie.pool.tier import PageId, columns_of, id_of
+
+SECRET = bytes(range(32))
+
+
+def header(number: int) -> PageHeader:
+    page, _ = sample_page(number, 10, parent=number - 1 if number % 4 else None, secret=SECRET)
+    group = sample_key(number - number % 4) if number % 3 else b""
+    return structs.replace(page, group=group, tenant_tag=f"tenant {number % 2}")
+
+
+def listed(numbers: list[int], *, left: list[int]) -> bytes:
+    records: list[Came | Left] = [
+        Came(number * 10, 10, number + 1, header(number)) for number in numbers
+    ]
+    records += [Left(number * 10, sample_key(number)) for number in left]
+    return b"".join(encode_record(record, SECRET) for record in records)
+
+
+@settings(deadline=None)
+@given(st.lists(st.one_of(st.integers(0, 40), st.sets(st.integers(0, 40), min_size=1))))
+def test_rows_hold_what_a_dict_holds(changes: list[int | set[int]]) -> None:
+    rows = RestRows[str]()
+    held: dict[PageId, PageHeader] = {}
+    for change in changes:
+        if isinstance(change, set):
+            columns = join([decode_list(listed(sorted(change), left=[]), SECRET).columns])
+            again = rows.add_all(columns, lambda number: f"pack {number}")
+            assert [id_of(came.header) in held for came in columns.came(again.tolist())] == [
+                True
+            ] * len(again)
+            held |= {id_of(one): one for one in map(header, change)}
+            continue
+        one = header(change)
+        if held.pop(id_of(one), None) is not None:
+            rows.remove(rows.find(id_of(one)))
+        else:
+            rows.add(one, Place("alone", 1, 2), change + 1)
+            held[id_of(one)] = one
+    rows.check()
+    assert {page: rows.header(rows.find(page)) for page in held} == held
+    assert len(rows) == len(held)
+    ordered = sorted(held.values(), key=lambda one: rows.stamp(rows.find(id_of(one))))
+    assert list(rows.headers()) == ordered
+    said, wanted = rows.columns(), columns_of(ordered)
+    assert said.keys.tolist() == wanted.keys.tolist()
+    assert said.parents.tolist() == wanted.parents.tolist()
+    assert [said.tenant_tags[tag] for tag in said.tags] == [one.tenant_tag for one in ordered]
+
+
+def test_a_list_says_in_columns_what_it_says_in_records() -> None:
+    data = listed([1, 2, 3, 5], left=[2]) + listed([2], left=[])
+    found = decode_list(data, SECRET)
+    assert found.is_whole
+    records, is_whole = decode_records(data, SECRET)
+    assert is_whole
+    came = [record for record in records if isinstance(record, Came)]
+    assert list(found.columns.came(range(len(found.columns)))) == [came[0], *came[2:]]
+
+
+def test_a_page_that_fits_in_no_column_is_listed_all_the_same() -> None:
+    odd = structs.replace(header(1), parent=b"short")
+    record = Came(0, 10, 1, odd)
+    data = encode_record(record, SECRET)
+    assert decode_list(data, SECRET).others == [record]
+    assert decode_records(data, SECRET) == ([record], True)
+    assert not decode_list(data[:-1], SECRET).is_whole
