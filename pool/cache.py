@@ -25,9 +25,10 @@ from pie.page.columns import PageMasks, together
 from pie.page.events import PageEntry
 from pie.page.format import PageHeader
 from pie.page.lookup import LookupStatus
+from pie.pool.shelf import Level
 from pie.pool.side_threads import CLOSE_S, SideThreads
 from pie.pool.tier import BadPages, PageId, StoredPage, Tier, TierKind, id_of
-from pie.pool.tier_stack import Level, Loss, TierStack
+from pie.pool.tier_stack import Loss, TierStack
 
 __all__ = ["Level", "Loan", "Moves", "TieredCache"]
 

@@ -85,7 +85,7 @@ class Stack:
         assert self.index.entries == set(self.cache.entries())
         assert [level.manager.pinned_bytes for level in self.levels] == [0, 0]
         assert [shelf.leaving for shelf in self.cache._shelves] == [0, 0]
-        assert all(entry.pins == 0 for entry in self.disk._entries.values())
+        assert all(entry.pins == 0 for entry in self.disk._table._entries.values())
 
 
 def _put(cache: TieredCache, number: int, size: int) -> bool:
