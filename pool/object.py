@@ -118,7 +118,7 @@ class ObjectTier:
         self._bad_at_store = 0
         self._bad_at_load = 0
         self._looking = threading.Lock()
-        self._reader = ObjectReader(store, threads, timeout_s)
+        self._reader = ObjectReader(store, threads, timeout_s, clock)
         self._writer = ObjectWriter(
             store,
             self._pages,
@@ -345,8 +345,11 @@ class ObjectTier:
                 self._changed()
         self._compact()
         self._writer.tick()
+        self._reader.tick()
         if self._lists.is_due and self.health.takes_stores:
             self._write_list()
+        if self._lists.has_many and self.health.takes_stores:
+            self._merge_lists()
 
     def look(self) -> None:
         """Look at what is in the bucket: called by the keeper alone."""
@@ -459,14 +462,18 @@ class ObjectTier:
 
     def _write_list(self) -> None:
         try:
-            made = self._lists.flush(self._space)
+            self._table.listed(self._lists.flush(self._space))
         except ObjectStoreError as error:
             self._failed(error, "store")
-            return
-        if made is not None:
-            name, size = made
-            self._catalogue.wrote_list(name, size)
-            self._table.listed(size)
+
+    def _merge_lists(self) -> None:
+        before = self._lists.taken_bytes
+        try:
+            self._lists.merge(self._space, self._table.has_file)
+        except ObjectStoreError as error:
+            self._failed(error, "store")
+        finally:
+            self._table.listed(self._lists.taken_bytes - before)
 
 
 def _span(entry: ObjectEntry, home: ObjectHome) -> Span:

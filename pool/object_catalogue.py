@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeVar
 from pie.page.errors import BadPage
 from pie.page.format import HEAD_BYTES, FileHeader, PageHeader, parse_page_name
 from pie.pool.object_entry import ObjectHome, ObjectPack
-from pie.pool.object_lists import MANY_LISTS, ObjectLists
+from pie.pool.object_lists import ObjectLists
 from pie.pool.object_names import is_list, tail_bytes
 from pie.pool.object_pages import ObjectPages
 from pie.pool.object_store import FoundObject, ObjectStore
@@ -67,15 +67,8 @@ class Catalogue:
         self._pages = pages
         self._lists = lists
         self._threads = threads
-        self._read: dict[str, int] = {}
-        """Lists that were read or written here, with their sizes."""
-        self._is_first = True
         self._strange: set[str] = set()
         """Objects that are not this cluster's; they are left alone."""
-
-    def wrote_list(self, name: str, size: int) -> None:
-        """Take in that a list was written here: it need not be read."""
-        self._read[name] = size
 
     def look(
         self, knows_page: Callable[[PageId, str], bool], knows_pack: Callable[[str], bool]
@@ -104,8 +97,9 @@ class Catalogue:
         with ThreadPoolExecutor(self._threads, thread_name_prefix="pie-object-look") as threads:
             self._look_at_packs(look, packs, threads)
             self._look_at_files(look, files, lists, threads)
-        self._is_first = False
-        look.list_bytes = sum(self._read.values())
+        # Only now: what a look that failed has read is read again.
+        self._lists.seen(lists, len(look.page_files))
+        look.list_bytes = self._lists.taken_bytes
         look.pages.sort(key=lambda page: page.stored_ns)
         return look
 
@@ -162,20 +156,15 @@ class Catalogue:
         headers += [(one, head.header) for one, head in read]
         for one, header in headers:
             look.pages.append(FoundPage(header, ObjectHome(one.size), one.stored_ns))
-        if len(lists) > MANY_LISTS and self._is_first:
-            # No page is known yet, so what the lists say is all in what was found.
-            kept = [Came(0, one.size, one.stored_ns, c.header, c.key_id) for one, c in found]
-            self._read = self._lists.merge(kept, list(lists))
 
     def _read_lists(self, lists: dict[str, int], threads: ThreadPoolExecutor) -> dict[PageId, Came]:
         """Return what lists say that were not read before."""
-        for gone in self._read.keys() - lists.keys():
-            del self._read[gone]
-        new = [name for name in lists if name not in self._read]
+        new = [name for name in lists if name not in self._lists]
         told: dict[PageId, Came] = {}
         for name, data in zip(new, threads.map(self._store.get, new), strict=True):
-            if data is not None:
-                self._read[name] = lists[name]
+            if data is None:
+                del lists[name]
+            else:
                 for came in self._pages.read_list(data)[0]:
                     told[PageId(came.header.key, came.header.part)] = came
         return told

@@ -1,6 +1,6 @@
 """What an object store answers when it does not do what it was asked.
 
-Covers the reasons. Does not cover what S3 calls them (`pie.pool.object_store`) or what the tier
+Covers the reasons. Does not cover what S3 calls them (`pie.pool.object_s3`) or what the tier
 makes of them (`pie.pool.object_health`).
 """
 

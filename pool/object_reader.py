@@ -5,10 +5,11 @@ Covers threads, limits and what is read ahead. Does not cover what was read (`pi
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 from pie.pool.object_errors import NotAskedError, ObjectStoreError, StoreFailure
@@ -16,6 +17,8 @@ from pie.pool.object_store import ObjectStore
 
 AHEAD_BYTES = 32 << 20
 """Read ahead at most, taken or not."""
+_AHEAD_AGE_S = 30.0
+"""How long what was read ahead is kept for somebody to take it."""
 _RUN_BYTES = 4 << 20
 _GAP_BYTES = 64 << 10
 """Bytes between two pages of one pack that are cheaper to read than another request."""
@@ -37,23 +40,27 @@ class _Ahead(NamedTuple):
     future: Future[bytes | None]
     start: int
     """Where in what is read the span begins."""
+    since_s: float = 0.0
 
 
 class ObjectReader:
     """Reads spans on threads of its own. Thread-safe."""
 
-    def __init__(self, store: ObjectStore, threads: int, timeout_s: float) -> None:
+    def __init__(
+        self, store: ObjectStore, threads: int, timeout_s: float, clock: Callable[[], float]
+    ) -> None:
         """Start no thread before the first read.
 
         Args:
             store: What is read.
             threads: Requests at once.
             timeout_s: How long `read` waits.
+            clock: Seconds, going forward only.
         """
         self.read_bytes = 0
-        self.requests = 0
         self._store = store
         self._timeout_s = timeout_s
+        self._clock = clock
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="pie-object-read")
         self._ahead: OrderedDict[Span, _Ahead] = OrderedDict()
         self._ahead_bytes = 0
@@ -72,7 +79,10 @@ class ObjectReader:
                 ahead = _Ahead(self._submit(span), 0)
         try:
             data = ahead.future.result(self._timeout_s)
-        except TimeoutError:
+        except (
+            TimeoutError,
+            CancelledError,
+        ):  # Another reader of the same bytes may have given up.
             ahead.future.cancel()
             # Also where it only waited for a thread: others have had no answer for as long.
             raise ObjectStoreError(
@@ -85,7 +95,8 @@ class ObjectReader:
     def expect(self, spans: Iterable[Span]) -> None:
         """Begin to read what will be wanted soon, in that order, as far as the limit goes.
 
-        Neighbours in one object are read together.
+        Neighbours in one object are read together. What fails, or is not there, is asked for anew by
+        `read`: it may be there by then.
         """
         for run in _runs(spans):
             size = run[-1].start + run[-1].length - run[0].start
@@ -99,8 +110,17 @@ class ObjectReader:
                 future = self._submit(whole)
                 for span in run:
                     self._take(span)
-                    self._ahead[span] = _Ahead(future, span.start - whole.start)
+                    self._ahead[span] = _Ahead(future, span.start - whole.start, self._clock())
                     self._ahead_bytes += span.length
+                future.add_done_callback(functools.partial(self._drop_useless, run))
+
+    def tick(self) -> None:
+        """Drop what was read ahead long ago and never taken."""
+        until_s = self._clock() - _AHEAD_AGE_S
+        with self._lock:
+            for span, ahead in list(self._ahead.items()):
+                if ahead.since_s <= until_s and ahead.future.done():
+                    self._take(span)
 
     def close(self) -> None:
         """End the threads; what they wait for ends by its own time-out."""
@@ -123,6 +143,15 @@ class ObjectReader:
             if ahead.future.done():
                 self._take(span)
 
+    def _drop_useless(self, run: Sequence[Span], future: Future[bytes | None]) -> None:
+        if not future.cancelled() and future.exception() is None and future.result() is not None:
+            return
+        with self._lock:
+            for span in run:
+                ahead = self._ahead.get(span)
+                if ahead is not None and ahead.future is future:
+                    self._take(span)
+
     def _submit(self, span: Span) -> Future[bytes | None]:
         if self._waiting >= _MOST_WAITING:
             raise NotAskedError(StoreFailure.TIMEOUT, "too many requests wait already")
@@ -138,7 +167,6 @@ class ObjectReader:
         where = () if span.is_whole else (span.start, span.length)
         data = self._store.get(span.name, *where)
         with self._lock:
-            self.requests += 1
             self.read_bytes += 0 if data is None else len(data)
         return data
 

@@ -188,6 +188,11 @@ class ObjectTable:
         with self.lock:
             return name in self._packs or self._removals.is_about(name)
 
+    def has_file(self, page: PageId) -> bool:
+        """Say whether a page lies in an object of its own, as far as is known."""
+        entry = self.entries.get(page)
+        return entry is not None and entry.home is not None and entry.home.pack is None
+
     def end_look(self, look: Look, limit_bytes: int) -> tuple[int, int]:
         """Take in what was seen, and return how many pages came and how many were gone.
 
@@ -205,7 +210,7 @@ class ObjectTable:
         return came, gone
 
     def listed(self, size: int) -> None:
-        """Take in that a list was written whose bytes were taken."""
+        """Take in that lists take so much more, or less, which is counted already."""
         with self.lock:
             self._list_bytes += size
 

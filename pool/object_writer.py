@@ -63,7 +63,7 @@ class SentPack(NamedTuple):
     homes: list[ObjectHome]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Upload:
     entries: list[ObjectEntry]
     is_pack: bool = False
@@ -121,6 +121,8 @@ class ObjectWriter:
         self._small: list[ObjectEntry] = []
         self._small_bytes = 0
         self._small_since_s = 0.0
+        self._uploads: set[_Upload] = set()
+        """Those whose pages are neither in the bucket nor given up."""
         self._later: list[_Upload] = []
         """Uploads that failed, or that the store takes no more of now."""
         self._under_way = 0
@@ -194,16 +196,17 @@ class ObjectWriter:
                 self._changed.wait(left_s)
 
     def close(self, limit_s: float) -> None:
-        """Send what waits, within the limit; what is left is lost and counted."""
+        """Send what waits, within the limit; what may not be there then is lost and counted."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
         self.settle(limit_s)
         self._threads.shutdown(wait=False, cancel_futures=True)
         with self._changed:
-            left, self._later = self._later, []
+            left, self._uploads = self._uploads, set()
+            self._later = []
         for upload in left:
-            self._drop(upload)
+            self._lose(upload.entries)
 
     def check(self) -> None:
         """Assert that the sums are right."""
@@ -233,6 +236,7 @@ class ObjectWriter:
         self._send(_Upload(entries, is_pack=True))
 
     def _send(self, upload: _Upload) -> None:
+        self._uploads.add(upload)
         if self._health.takes_stores:
             self.start(lambda: self._upload(upload))
         else:
@@ -352,6 +356,7 @@ class ObjectWriter:
                 entry.claim.close()
                 entry.claim = None
         with self._changed:
+            self._uploads.discard(upload)
             self._held_bytes -= upload.bytes
             self._changed.notify_all()
 

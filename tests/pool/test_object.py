@@ -29,6 +29,7 @@ from tests.pool.object_places import (
     open_tier,
     pages_of,
     store_of,
+    wait_until,
 )
 from tests.support.s3_server import settings_for
 
@@ -97,6 +98,10 @@ def start(s3_settings: PoolSettings) -> Iterator[Open]:
     for tier in tiers:
         tier.check()
         tier.close()
+
+
+def lists_in(settings: PoolSettings) -> list[str]:
+    return [name for name in objects(settings) if name.startswith("lists/")]
 
 
 def test_pages_of_all_sizes_are_there_after_a_restart(start: Open) -> None:
@@ -184,14 +189,35 @@ def test_pages_whose_list_was_never_written_are_found_by_their_headers(
 def test_many_lists_are_merged_into_few(
     start: Open, s3_settings: PoolSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pie.pool.object_catalogue.MANY_LISTS", 3)
+    monkeypatch.setattr("pie.pool.object_lists.MANY_LISTS", 3)
     headers = []
     for number in range(5):
         tier = start()
         headers += fill(tier, 2, LARGE, first=10 * number)
         tier.close()
-    lists = [name for name in objects(s3_settings) if name.startswith("lists/")]
-    assert 1 <= len(lists) <= 4
+    start()
+    wait_until(lambda: len(lists_in(s3_settings)) <= 2)
+    assert set(start().pages()) == set(headers)
+
+
+def test_a_node_that_runs_for_long_merges_its_lists_and_forgets_pages_that_are_gone(
+    start: Open, s3_settings: PoolSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pie.pool.object_lists.MANY_LISTS", 3)
+    monkeypatch.setattr("pie.pool.object_lists.LIST_AGE_S", 0.0)
+    tier = start()
+    headers = []
+    for number in range(5):
+        headers += fill(tier, 1, LARGE, first=number)
+        tier.flush(10)
+        wait_until(lambda: not tier._lists.is_due)
+        if number == 1:
+            assert tier.remove(id_of(headers.pop(0)))
+            tier.flush(10)
+    wait_until(lambda: len(lists_in(s3_settings)) <= 2)
+    wait_until(lambda: tier.used_bytes == sum(objects(s3_settings).values()))
+    tier.look()
+    assert tier.used_bytes == sum(objects(s3_settings).values())
     assert set(start().pages()) == set(headers)
 
 

@@ -206,6 +206,78 @@ def test_no_load_waits_longer_than_the_tiers_time_out(
 
 
 @pytest.mark.live
+def test_what_could_not_be_read_ahead_is_asked_for_anew(
+    start: Open, s3_settings: PoolSettings
+) -> None:
+    store = Failing(store_of(s3_settings))
+    tier = start(store=store)
+    headers = fill(tier, 2, LARGE)
+    tier.flush(10)
+    store.failure, store.only = StoreFailure.BUSY, {"get"}
+    tier.expect([id_of(header) for header in headers])
+    wait_until(lambda: not tier._reader._ahead)
+    store.failure = None
+    for number, header in enumerate(headers):
+        assert read(tier, id_of(header)) == sample_page(number, LARGE)[1]
+
+
+@pytest.mark.live
+def test_what_was_read_ahead_and_nobody_took_is_let_go(
+    start: Open, s3_settings: PoolSettings
+) -> None:
+    now = [0.0]
+    tier = start(clock=lambda: now[0])
+    (header,) = fill(tier, 1, LARGE)
+    tier.flush(10)
+    tier.expect([id_of(header)])
+    wait_until(lambda: tier.read_bytes > LARGE)
+    assert tier._reader._ahead
+    now[0] += 31
+    wait_until(lambda: not tier._reader._ahead)
+
+
+@pytest.mark.live
+def test_a_look_that_fails_forgets_nothing_that_lists_say(
+    start: Open, s3_settings: PoolSettings
+) -> None:
+    for first in (0, 10):
+        tier = start()
+        fill(tier, 2, LARGE, first=first)
+        tier.close()
+
+    class FailsOnce(Wrapped):
+        def get(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
+            self.gets.append(name)
+            if len(self.gets) == 2:
+                raise ObjectStoreError(StoreFailure.TIMEOUT, "as the test wants it")
+            return self.inner.get(name, start, length)
+
+    store = FailsOnce(store_of(s3_settings))
+    again = start(store=store)
+    assert not pages_of(again)
+    wait_until(lambda: len(pages_of(again)) == 4)
+    assert all(name.startswith("lists/") for name in store.gets), "no page was read by itself"
+
+
+@pytest.mark.live
+def test_a_close_counts_what_it_could_not_send(start: Open, s3_settings: PoolSettings) -> None:
+    class Hanging(Wrapped):
+        release = threading.Event()
+
+        def put(self, name: str, data: Buffer) -> bool:
+            assert self.release.wait(30)
+            return super().put(name, data)
+
+    store = Hanging(store_of(s3_settings))
+    tier = start(store=store, timeout_s=0.2, threads=2)
+    fill(tier, 5, LARGE)
+    fill(tier, 3, SMALL, first=10)
+    tier.close()
+    store.release.set()
+    assert tier.written.dropped == 8
+
+
+@pytest.mark.live
 def test_a_flipped_bit_is_a_miss_that_is_counted_and_removed(
     start: Open, s3_settings: PoolSettings
 ) -> None:
