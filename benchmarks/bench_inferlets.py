@@ -17,7 +17,7 @@ from pydantic import ByteSize
 from pie.page.events import Epoch
 from pie.policies.lru import LruRetention
 from pie.wire.messages import Generate, Sampling
-from pie.worker.assembly import assemble, make_engine, make_host
+from pie.worker.assembly import assemble, make_engine, make_grammars, make_host
 from pie.worker.commands import StepReport, Submit
 from pie.worker.engine_thread import EngineThread
 from pie.worker.programs.host import ProgramToRun
@@ -171,7 +171,9 @@ class _Bench:
         self.vocab_size = assembly.model.vocab_size
         self._engine = make_engine(assembly, settings, LruRetention, lambda _: None, debug=False)
         self._thread = EngineThread(self._engine, self._reported, lambda _error: None)
-        self.host = make_host(assembly, ProgramSettings(), self._thread.put)
+        self.host = make_host(
+            assembly, ProgramSettings(), self._thread.put, make_grammars(assembly)
+        )
         self._left = 0
         self._done = asyncio.Event()
         self._requests = 0

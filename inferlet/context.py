@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from pie.inferlet.connection import Connection, u32
 from pie.inferlet.errors import BadCallError
 from pie.inferlet.forward import Floats, ForwardPass
 from pie.inferlet.generation import Generation
+from pie.inferlet.grammars import grammar_of
 from pie.inferlet.pipeline import Pipeline
 from pie.inferlet.samplers import LogitFunction, Sampler
 from pie.inferlet.working_set import WorkingSet
@@ -93,6 +94,10 @@ class Context:
         max_tokens: int = 256,
         stop: Sequence[str] = (),
         *,
+        schema: Mapping[str, object] | str | None = None,
+        regex: str | None = None,
+        choice: Sequence[str] | None = None,
+        grammar: str | None = None,
         ignore_eos: bool = False,
     ) -> Generation:
         """Go on with the conversation.
@@ -105,9 +110,17 @@ class Context:
                 `[vocab_size]` to a token, which costs a round trip for each one.
             max_tokens: Most tokens to generate.
             stop: Texts that end it; they are not part of the result.
+            schema: The answer is JSON that a JSON Schema describes.
+            regex: The answer matches an expression as a whole.
+            choice: The answer is one of these.
+            grammar: The answer follows a Lark grammar.
             ignore_eos: Go on past the model's end tokens.
+
+        Raises:
+            BadCallError: More than one thing is said that the answer must match.
         """
-        return Generation(self, sampler or Sampler(), max_tokens, tuple(stop), ignore_eos)
+        wanted = grammar_of(schema=schema, regex=regex, choice=choice, grammar=grammar)
+        return Generation(self, sampler or Sampler(), max_tokens, tuple(stop), ignore_eos, wanted)
 
     async def fork(self, count: int) -> list[Context]:
         """Return `count` contexts that go on from here, each by itself.
@@ -171,6 +184,10 @@ class Context:
         """Return a way to run passes."""
         return Pipeline(self._connection)
 
+    def new_context(self) -> Context:
+        """Return an empty conversation of its own."""
+        return Context(self._connection, self.model)
+
     def new_working_set(self) -> WorkingSet:
         """Return an empty working set."""
         return WorkingSet(self._connection)
@@ -208,6 +225,14 @@ class Context:
     async def sleep(self, seconds: float) -> None:
         """Do nothing for a while; the program's other tasks go on."""
         await asyncio.sleep(seconds)
+
+    async def park(self) -> None:
+        """Let the conversation's pages wait in host memory until it goes on: while a tool works, say.
+
+        Raises:
+            OutOfPagesError: There is no room for them there.
+        """
+        await self.working_set.park()
 
     def close(self) -> None:
         """Let go of the conversation's pages."""

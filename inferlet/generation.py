@@ -13,6 +13,7 @@ from pie.inferlet.connection import u32
 from pie.inferlet.errors import BadCallError
 from pie.inferlet.forward import ForwardPass
 from pie.inferlet.samplers import LogitFunction, Sampler
+from pie.wire.messages import Grammar
 from pie.wire.programs import CancelCall, Drawn, GenerateTokens
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class Generation:
         max_tokens: int,
         stop: tuple[str, ...],
         ignore_eos: bool,
+        grammar: Grammar | None = None,
     ) -> None:
         self.tokens: list[int] = []
         self.text = ""
@@ -44,6 +46,7 @@ class Generation:
         self._max_tokens = max_tokens
         self._stop = stop
         self._ignore_eos = ignore_eos
+        self._grammar = grammar
 
     def __await__(self) -> Generator[object, None, str]:
         """Wait for all of it and return the text."""
@@ -58,6 +61,8 @@ class Generation:
         tokens = await self._context.take_tokens()
         if not tokens:
             raise BadCallError("there is nothing to go on from: add a turn or fill(tokens) first")
+        if self._grammar is not None and not isinstance(self._sampler, Sampler):
+            raise BadCallError("what an answer must match goes with a Sampler, not with a function")
         if isinstance(self._sampler, Sampler):
             pieces = self._by_engine(tokens, self._sampler)
         else:
@@ -87,6 +92,7 @@ class Generation:
             sampler.declared(),
             self._stop,
             ignore_eos=self._ignore_eos,
+            grammar=self._grammar,
         )
         stream = connection.stream(call, message, [u32(tokens)])
 

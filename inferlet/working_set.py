@@ -21,6 +21,7 @@ from pie.wire.programs import (
     ForkSet,
     FromHost,
     OpenSet,
+    ParkSet,
     PassPart,
     SealSet,
     SetState,
@@ -96,6 +97,18 @@ class WorkingSet:
         """Freeze the writable buffer as it is: forks share it too, and the next token begins a page."""
         call = self._connection.next_call()
         return self._connection.call(call, SealSet(call, self.number), self._take)
+
+    def park(self) -> Pending[None]:
+        """Let the pages wait in host memory while the program does something else.
+
+        They come back by themselves with the next call on this set, which raises `OutOfPagesError` where
+        there is no room for them then; they stay parked, so it can be made again.
+
+        Raises:
+            OutOfPagesError: There is no room for them in host memory.
+        """
+        call = self._connection.next_call()
+        return self._connection.call(call, ParkSet(call, self.number), self._take)
 
     def fork(self, pipe: object = None) -> WorkingSet:  # noqa: ARG002
         """Return a set that goes on from here by itself.

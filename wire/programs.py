@@ -15,7 +15,7 @@ import enum
 
 import msgspec
 
-from pie.wire.messages import Sampling
+from pie.wire.messages import Grammar, Sampling
 
 
 class Trouble(enum.StrEnum):
@@ -87,6 +87,13 @@ class SealSet(msgspec.Struct, frozen=True, tag="seal"):
     set: int
 
 
+class ParkSet(msgspec.Struct, frozen=True, tag="park"):
+    """Let the set's pages wait in host memory until it is used again. Answered by `SetState`."""
+
+    call: int
+    set: int
+
+
 class AskSet(msgspec.Struct, frozen=True, tag="ask_set"):
     """What does the working set hold? Answered by `SetState`."""
 
@@ -143,6 +150,8 @@ class GenerateTokens(msgspec.Struct, frozen=True, tag="generate_tokens"):
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    grammar: Grammar | None = None
+    """What the answer must match as a whole; the model's end tokens end it then in any case."""
 
 
 class CancelCall(msgspec.Struct, frozen=True, tag="cancel_call"):
@@ -214,6 +223,7 @@ FromProgram = (
     | DropSlots
     | CompactSet
     | SealSet
+    | ParkSet
     | AskSet
     | RunPass
     | GenerateTokens
@@ -227,7 +237,7 @@ FromProgram = (
 )
 """Anything that a program says."""
 
-SetCall = OpenSet | CloseSet | ForkSet | DropSlots | CompactSet | SealSet | AskSet
+SetCall = OpenSet | CloseSet | ForkSet | DropSlots | CompactSet | SealSet | ParkSet | AskSet
 EngineCall = SetCall | RunPass | GenerateTokens | CancelCall
 """What the engine answers; the rest is the host's."""
 

@@ -25,6 +25,8 @@ from pie.worker.budget import split_budget
 from pie.worker.engine import Engine, EngineLimits
 from pie.worker.errors import UnsupportedModel
 from pie.worker.generation import Vocabulary
+from pie.worker.grammar import GrammarCompiler
+from pie.worker.grammar_queue import GrammarQueue
 from pie.worker.model import Model, load_model
 from pie.worker.page_table import Change, PageTable
 from pie.worker.programs.calls import ModelShape
@@ -32,6 +34,7 @@ from pie.worker.programs.commands import ProgramCommand
 from pie.worker.programs.host import ProgramHost
 from pie.worker.programs.lane import ProgramLane
 from pie.worker.programs.ledger import PageLedger
+from pie.worker.programs.parking import ParkingLot
 from pie.worker.programs.roster import Roster
 from pie.worker.runner import Runner
 from pie.worker.scheduler import Limits
@@ -156,6 +159,12 @@ def make_engine(
         model.model_root,
         arena,
         shape_of(model, assembly.context_tokens),
+        ParkingLot(
+            arena,
+            model.layout.attention_parts,
+            page_bytes=model.layout.page_bytes,
+            budget_bytes=int(settings.program_host_budget),
+        ),
         page_tokens=settings.page_tokens,
         vocabulary=vocabulary,
     )
@@ -165,8 +174,21 @@ def make_engine(
     return engine
 
 
+def make_grammars(assembly: Assembly) -> GrammarQueue:
+    """Return what compiles grammars for an assembled model; whoever made it closes it."""
+    compiler = GrammarCompiler(
+        assembly.tokenizer,
+        vocab_size=assembly.model.vocab_size,
+        eos_token_ids=assembly.tokenizer.eos_token_ids,
+    )
+    return GrammarQueue(compiler)
+
+
 def make_host(
-    assembly: Assembly, settings: ProgramSettings, put: Callable[[ProgramCommand], None]
+    assembly: Assembly,
+    settings: ProgramSettings,
+    put: Callable[[ProgramCommand], None],
+    grammars: GrammarQueue,
 ) -> ProgramHost:
     """Return a host of programs for an engine over an assembled model.
 
@@ -174,6 +196,7 @@ def make_host(
         assembly: The model and its memory.
         settings: What programs may take.
         put: Hands a command to the step thread.
+        grammars: Compiles what programs want answers to match.
     """
     model, shape = assembly.model, shape_of(assembly.model, assembly.context_tokens)
     facts = ModelFacts(
@@ -187,7 +210,7 @@ def make_host(
         eos_token_ids=tuple(assembly.tokenizer.eos_token_ids),
     )
     template = ChatTemplate.load(model.folder)
-    return ProgramHost(put, assembly.tokenizer, template, facts, settings)
+    return ProgramHost(put, assembly.tokenizer, template, facts, settings, grammars)
 
 
 def shape_of(model: Model, context_tokens: int) -> ModelShape:

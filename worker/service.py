@@ -13,7 +13,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 
 import msgspec
@@ -32,16 +31,17 @@ from pie.pool.index_relay import IndexRelay
 from pie.pool.settings import PoolSettings
 from pie.wire.errors import PeerGone, RefusedError
 from pie.wire.figures import report
-from pie.wire.messages import AskStatus, Cancel, Generate, Grammar, Message, RefusalCode
+from pie.wire.messages import AskStatus, Cancel, Generate, Message, RefusalCode
 from pie.wire.peer import Peer
 from pie.wire.program_runs import StartProgram, TellProgram
 from pie.wire.server import WireServer
 from pie.wire.settings import WireSettings
-from pie.worker.assembly import assemble, make_engine, make_host, make_record
+from pie.worker.assembly import assemble, make_engine, make_grammars, make_host, make_record
 from pie.worker.commands import CancelAll, CancelOne, StepReport, Submit
 from pie.worker.engine import Engine
 from pie.worker.engine_thread import EngineThread
-from pie.worker.grammar import Constraint, GrammarCompiler
+from pie.worker.grammar import Constraint
+from pie.worker.grammar_queue import GrammarQueue
 from pie.worker.holdings import Holdings
 from pie.worker.intake import Intake
 from pie.worker.lower_tiers import LowerTiers, open_tiers
@@ -63,8 +63,6 @@ _WIRE = WireSettings(
     max_header_bytes=1 << 20, max_frame_bytes=8 << 20, max_frames=1, max_handling_bytes=64 << 20
 )
 """A request is one frame of token ids, and 8 MiB are two million of them."""
-_GRAMMAR_S = 10.0
-"""Longest wait for a grammar, those before it included."""
 _STEP_ENDS_S = 30.0
 """Longest wait for the step under way when a worker is closed."""
 
@@ -139,8 +137,7 @@ class WorkerService:
         self._intake: Intake | None = None
         self._host: ProgramHost | None = None
         self._programs: ProgramService | None = None
-        self._grammars: GrammarCompiler | None = None
-        self._compilers = ThreadPoolExecutor(1, thread_name_prefix="pie-grammar")
+        self._grammars: GrammarQueue | None = None
         self._submitted = 0
         self._taken = 0
         """Of the requests submitted, those that the engine has seen."""
@@ -213,12 +210,8 @@ class WorkerService:
             resolve_prefixes, self._policies.prefixes, assembly.model, assembly.tokenizer
         )
         self._intake = Intake(assembly.model.vocab_size, assembly.context_tokens)
-        self._grammars = GrammarCompiler(
-            assembly.tokenizer,
-            vocab_size=assembly.model.vocab_size,
-            eos_token_ids=assembly.tokenizer.eos_token_ids,
-        )
-        self._exits.callback(self._compilers.shutdown, wait=False, cancel_futures=True)
+        self._grammars = make_grammars(assembly)
+        self._exits.callback(self._grammars.close)
         address = await self._server.start()
         self._exits.push_async_callback(self._server.close)
         holdings, relay = Holdings(assembly.model.layout), IndexRelay()
@@ -288,7 +281,9 @@ class WorkerService:
         self._exits.push_async_callback(asyncio.to_thread, self._thread.stop, _STEP_ENDS_S)
         if self._takes_programs:
             assert self._program_settings is not None
-            self._host = make_host(assembly, self._program_settings, self._thread.put)
+            self._host = make_host(
+                assembly, self._program_settings, self._thread.put, self._grammars
+            )
             self._programs = ProgramService(self._host)
             self._exits.push_async_callback(self._programs.close)
         loads = loop.create_task(self._tell_loads(self._engine))
@@ -341,7 +336,8 @@ class WorkerService:
                 try:
                     constraint = None
                     if message.grammar is not None:
-                        constraint = await self._compiled(message.grammar)
+                        assert self._grammars is not None
+                        constraint = await self._grammars.compiled(message.grammar)
                     self._generate(peer, message, frames, self._thread, constraint)
                 except RefusedError:
                     self._refused += 1
@@ -362,24 +358,6 @@ class WorkerService:
                 raise RefusedError(
                     RefusalCode.BAD_MESSAGE, f"a worker takes no {type(message).__name__}"
                 )
-
-    async def _compiled(self, grammar: Grammar) -> Constraint:
-        """Compile a request's grammar off this loop and the step thread; a cancel ends the wait.
-
-        Raises:
-            RefusedError: It is wrong, or takes too long.
-        """
-        assert self._grammars is not None
-        work = asyncio.get_running_loop().run_in_executor(
-            self._compilers, self._grammars.compile, grammar
-        )
-        try:
-            async with asyncio.timeout(_GRAMMAR_S):
-                return await work
-        except TimeoutError:
-            raise RefusedError(
-                RefusalCode.BAD_GRAMMAR, f"it takes more than {_GRAMMAR_S:g} s to compile"
-            ) from None
 
     def _generate(
         self,

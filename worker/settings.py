@@ -76,6 +76,13 @@ class ModelSettings(BaseModel):
         description="Most of the pages that users' programs (inferlets) hold together; what they share with "
         "each other counts once.",
     )
+    program_host_budget: ByteSize = Field(
+        default=ByteSize(256 << 20),
+        ge=0,
+        le=1 << 50,
+        description="Host memory for the pages of working sets that programs have parked. Never exceeded; "
+        "taken only while there are some.",
+    )
     state_stride_tokens: int = Field(
         default=512,
         ge=1,

@@ -20,14 +20,29 @@ pytestmark = [pytest.mark.live, pytest.mark.xdist_group("cluster"), pytest.mark.
 PROGRAMS = ROOT / "examples/inferlets"
 FEW: dict[str, object] = {"max_tokens": 6}
 ARGUMENTS: dict[str, dict[str, object]] = {
+    "agent": {"prompt": "What is 17 times 3?", "steps": 2, "max_tokens": 48},
     "attention-sink": {"prompt": "Tell me about lighthouses.", "window": 24} | FEW,
     "beam-search": {"prompt": "Name a river.", "width": 2} | FEW,
     "cache-explorer": {"prompt": "One light.|One light. And another one."},
+    "constrained-json": {
+        "prompt": "Tom has 3 apples.",
+        "schema": '{"type": "object", "properties": {"n": {"type": "integer", "minimum": 0, '
+        '"maximum": 99}}, "required": ["n"], "additionalProperties": false}',
+    },
+    "contrastive": {"document": "The lamp is green.", "prompt": "Which colour is it?"} | FEW,
     "consensus": {"prompt": "What is two and two?", "answers": 2} | FEW,
     "prefix-tree": {"document": "The light is red.", "questions": "Which colour?|What?"} | FEW,
     "snapkv-eviction": {"prompt": "The sea was calm, and the gulls were loud. " * 6} | FEW,
     "speculative": {"prompt": "Say again and again: a b a b a b a b"} | FEW,
     "tova-attention": {"prompt": "Why is the sky blue?", "budget": 24} | FEW,
+    "tree-of-thought": {
+        "prompt": "What is 2 + 3 * 4?",
+        "depth": 1,
+        "branches": 2,
+        "keep": 1,
+        "step_tokens": 8,
+    }
+    | FEW,
     "trackb-h2o": {"prompt": "Why is the sea salty?", "heavy": 12, "recent": 12} | FEW,
 }
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from pie.wire.frames import Buffer
 from pie.wire.programs import CallFailed, Drawn, EngineCall, PassDone, SetState
+from pie.worker.grammar import Constraint
 
 EngineAnswer = SetState | PassDone | Drawn | CallFailed
 
@@ -30,6 +31,8 @@ class ProgramCall:
     program: str
     call: EngineCall
     frames: Sequence[bytes]
+    constraint: Constraint | None = None
+    """What a `GenerateTokens` must match."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from pie.tokens.stops import StopMatcher
 from pie.wire.programs import Drawn, GenerateTokens
 from pie.worker.draws import fresh_seed
 from pie.worker.generation import Vocabulary
+from pie.worker.grammar import Constraint
 from pie.worker.sampling import SamplingRow
 
 
@@ -24,26 +25,42 @@ class Continuation:
         prompt: The tokens before the first one drawn, as far as text depends on them.
         vocabulary: Tokenizer and end tokens.
         room: Tokens that still fit into the context.
+        constraint: What the answer must match.
     """
 
     def __init__(
-        self, request: GenerateTokens, prompt: list[int], vocabulary: Vocabulary, room: int
+        self,
+        request: GenerateTokens,
+        prompt: list[int],
+        vocabulary: Vocabulary,
+        room: int,
+        constraint: Constraint | None = None,
     ) -> None:
         seed = request.sampling.seed
         self.row = SamplingRow(
-            request.sampling, fresh_seed() if seed is None else seed, 0, Counter()
+            request.sampling,
+            fresh_seed() if seed is None else seed,
+            0,
+            Counter(),
+            constraint=constraint,
         )
         self.is_cancelled = False
         self._call = request.call
         self._left = min(request.max_tokens, room)
         self._ends = frozenset(request.stop_token_ids)
-        if not request.ignore_eos:
+        if not request.ignore_eos or constraint is not None:
             self._ends |= vocabulary.eos_token_ids
         self._detokenizer = Detokenizer(vocabulary.tokenizer, prompt)
         self._stops = StopMatcher(request.stop)
 
     def push(self, token: int) -> Drawn:
-        """Take the next token and return what to tell the program."""
+        """Take the next token and return what to tell the program.
+
+        Raises:
+            GrammarFailedError: The answer cannot go on as its grammar wants.
+        """
+        if self.row.constraint is not None and token not in self._ends:
+            self.row.constraint.take((token,))
         self.row.position += 1
         self.row.counts[token] += 1
         self._left -= 1

@@ -21,6 +21,7 @@ import numpy as np
 from pie.tokens.errors import TokensError
 from pie.tokens.template import ChatTemplate
 from pie.tokens.tokenizer import Tokenizer
+from pie.wire.errors import RefusedError
 from pie.wire.frames import Buffer
 from pie.wire.programs import (
     Begin,
@@ -32,8 +33,10 @@ from pie.wire.programs import (
     Drawn,
     Encode,
     Encoded,
+    EngineCall,
     Finished,
     FromProgram,
+    GenerateTokens,
     Heard,
     Listen,
     ModelFacts,
@@ -41,6 +44,7 @@ from pie.wire.programs import (
     Render,
     Say,
 )
+from pie.worker.grammar_queue import GrammarQueue
 from pie.worker.programs.calls import bad, read_ints
 from pie.worker.programs.commands import (
     ProgramAnswer,
@@ -132,6 +136,7 @@ class ProgramHost:
         template: The model's chat template; None where it has none.
         facts: What programs may know of the model.
         settings: Limits.
+        grammars: Compiles what answers must match.
     """
 
     def __init__(
@@ -141,8 +146,10 @@ class ProgramHost:
         template: ChatTemplate | None,
         facts: ModelFacts,
         settings: ProgramSettings,
+        grammars: GrammarQueue,
     ) -> None:
         self._put = put
+        self._grammars = grammars
         self._tokenizer = tokenizer
         self._conversations = Conversations(tokenizer, template)
         self._facts = facts
@@ -263,8 +270,21 @@ class ProgramHost:
                 while running.outstanding >= _MOST_CALLS:
                     running.room.clear()
                     await running.room.wait()
-                running.outstanding += not isinstance(message, OpenSet | CloseSet | CancelCall)
-                self._put(ProgramCall(running.name, message, frames))
+                await self._hand_over(running, message, frames)
+
+    async def _hand_over(
+        self, running: RunningProgram, message: EngineCall, frames: Sequence[bytes]
+    ) -> None:
+        """Give a call to the step thread; the program's later calls wait for its grammar."""
+        constraint = None
+        if isinstance(message, GenerateTokens) and message.grammar is not None:
+            try:
+                constraint = await self._grammars.compiled(message.grammar)
+            except RefusedError as error:
+                running.process.send(bad(f"the grammar: {error.message}").answer(message.call))
+                return
+        running.outstanding += not isinstance(message, OpenSet | CloseSet | CancelCall)
+        self._put(ProgramCall(running.name, message, frames, constraint))
 
     def _text(
         self, message: Encode | Render | Decode, frames: Sequence[bytes]

@@ -21,6 +21,7 @@ import msgspec
 from pie.page.key import PageKey
 from pie.wire.programs import PassDone, Trouble
 from pie.worker.batch import Pass, StepOutput
+from pie.worker.grammar import GrammarFailedError
 from pie.worker.page_table import FrozenPage
 from pie.worker.programs.answers import part_of
 from pie.worker.programs.ledger import PageLedger
@@ -205,7 +206,12 @@ class ProgramLane:
             return
         (run,) = job.runs
         assert run.token is not None
-        drawn = job.continuation.push(run.token)
+        try:
+            drawn = job.continuation.push(run.token)
+        except GrammarFailedError as error:
+            failed = CallError(Trouble.FAILED, f"the grammar failed: {error}")
+            self.roster.end(job, failed.answer(job.number), (), now_s)
+            return
         if not drawn.finish:
             self.roster.say(job, drawn)
             run.go_on()

@@ -11,10 +11,11 @@ import logging
 from collections.abc import Callable
 
 from pie.policies.lru import LruRetention
-from pie.worker.assembly import assemble, make_engine, make_host
+from pie.worker.assembly import assemble, make_engine, make_grammars, make_host
 from pie.worker.commands import StepReport
 from pie.worker.engine import Engine
 from pie.worker.engine_thread import EngineThread
+from pie.worker.grammar_queue import GrammarQueue
 from pie.worker.programs.host import ProgramHost
 from pie.worker.settings import ModelSettings, ProgramSettings
 
@@ -36,6 +37,7 @@ class LocalEngine:
         self._programs = programs
         self._thread: EngineThread | None = None
         self._host: ProgramHost | None = None
+        self._grammars: GrammarQueue | None = None
         self._engine: Engine | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -61,13 +63,16 @@ class LocalEngine:
         assembly = await asyncio.to_thread(assemble, self._model, progress)
         self._engine = make_engine(assembly, self._model, LruRetention, lambda _: None, debug=False)
         self._thread = EngineThread(self._engine, self._reported, self._died)
-        self._host = make_host(assembly, self._programs, self._thread.put)
+        self._grammars = make_grammars(assembly)
+        self._host = make_host(assembly, self._programs, self._thread.put, self._grammars)
         self._thread.start()
 
     async def close(self) -> None:
         """End all programs and stop."""
         if self._host is not None:
             await self._host.close()
+        if self._grammars is not None:
+            self._grammars.close()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.stop, _STEP_ENDS_S)
 

@@ -25,6 +25,7 @@ from pie.wire.programs import (
     ForkSet,
     GenerateTokens,
     OpenSet,
+    ParkSet,
     PassInput,
     RunPass,
     SealSet,
@@ -54,6 +55,7 @@ from pie.worker.programs.commands import (
 )
 from pie.worker.programs.continuation import Continuation
 from pie.worker.programs.ledger import PageLedger
+from pie.worker.programs.parking import ParkingLot
 from pie.worker.programs.run import Run
 from pie.worker.programs.slots import SlotMemory, SlotSet
 from pie.worker.programs.trouble import CallError
@@ -124,6 +126,7 @@ class Roster:
         root: The model's root key.
         memory: Where pages lie.
         shape: The model.
+        lot: Where parked pages wait.
         page_tokens: Tokens in a page.
         vocabulary: Tokenizer, end tokens and context.
     """
@@ -134,6 +137,7 @@ class Roster:
         root: RootKey,
         memory: SlotMemory,
         shape: ModelShape,
+        lot: ParkingLot,
         *,
         page_tokens: int,
         vocabulary: Vocabulary,
@@ -142,6 +146,7 @@ class Roster:
         self._ledger = ledger
         self._root = root
         self._memory = memory
+        self._lot = lot
         self._shape = shape
         self._page_tokens = page_tokens
         self._vocabulary = vocabulary
@@ -161,7 +166,7 @@ class Roster:
             case ProgramEnded(name):
                 program = self.programs.pop(name, None)
                 for one in () if program is None else program.sets.values():
-                    one.release()
+                    one.leave(self._lot)
             case ProgramCall(name):
                 program = self.programs.get(name)
                 if program is not None:
@@ -276,6 +281,7 @@ class Roster:
     def _carry_out(self, job: Job, now_s: float) -> None:
         """Do what a call asks, or begin to."""
         program = job.program
+        self._bring_back(job, now_s)
         match job.call.call:
             case OpenSet(_, number):
                 if self._shape.is_recurrent:
@@ -287,31 +293,41 @@ class Roster:
                     tenant_tag=program.tenant_tag,
                 )
             case CloseSet(_, number):
-                program.set(number).release()
+                program.set(number).leave(self._lot)
                 del program.sets[number]
             case ForkSet(_, number, forks):
                 source = program.set(number)
                 made = source.fork(len(forks), self._memory, now_s)
                 program.sets.update(zip(forks, made, strict=True))
                 self._tell_state(job, source)
-            case DropSlots(_, number):
-                source = program.set(number)
-                source.drop(read_ints(job.call.frames))
-                self._tell_state(job, source)
-            case CompactSet(_, number):
-                source = program.set(number)
-                source.compact(self._memory, now_s)
-                self._tell_state(job, source)
-            case SealSet(_, number):
-                source = program.set(number)
-                source.seal()
-                self._tell_state(job, source)
-            case AskSet(_, number):
-                self._tell_state(job, program.set(number))
             case RunPass():
                 self._begin_pass(job, job.call.call)
             case GenerateTokens():
                 self._begin_generation(job, job.call.call)
+            case DropSlots() | CompactSet() | SealSet() | ParkSet() | AskSet():
+                self._change(job, program.set(job.call.call.set), now_s)
+
+    def _bring_back(self, job: Job, now_s: float) -> None:
+        """End that sets are parked which a call uses."""
+        if isinstance(job.call.call, ParkSet | CloseSet | AskSet):
+            return
+        for number in job.sets:
+            one = job.program.sets.get(number)
+            if one is not None:
+                one.bring_back(self._lot, now_s)
+
+    def _change(self, job: Job, one: SlotSet, now_s: float) -> None:
+        """Do what a call asks that is about one set, and tell how it is then."""
+        match job.call.call:
+            case DropSlots():
+                one.drop(read_ints(job.call.frames))
+            case CompactSet():
+                one.compact(self._memory, now_s)
+            case SealSet():
+                one.seal()
+            case ParkSet():
+                one.park(self._lot)
+        self._tell_state(job, one)
 
     def _begin_pass(self, job: Job, message: RunPass) -> None:
         runs: list[Run] = []
@@ -350,7 +366,9 @@ class Roster:
             message.set, tokens.tolist(), None, None, None, None, PassInput(message.set), tokens[:0]
         )
         room = self._shape.context_tokens - target.next_position - len(tokens)
-        continuation = Continuation(message, tokens.tolist(), self._vocabulary, room)
+        continuation = Continuation(
+            message, tokens.tolist(), self._vocabulary, room, job.call.constraint
+        )
         run = self._new_run(call, target, continuation.row)
         run.check()
         if room < 1:

@@ -29,6 +29,7 @@ from pie.wire.programs import Trouble
 from pie.worker.batch import PageSlot
 from pie.worker.page_table import FrozenPage
 from pie.worker.programs.ledger import PageLedger
+from pie.worker.programs.parking import ParkedPages, ParkingLot
 from pie.worker.programs.trouble import CallError
 from pie.worker.working_set import ForkMemory
 
@@ -74,6 +75,8 @@ class SlotSet:
         """Pages that were frozen and that nobody held before: where, what, its group's key."""
         self._tokens = array("I")
         self._keys: list[PageKey] = []
+        self._parked: ParkedPages | None = None
+        """Where its pages are while it is parked; it has none then."""
         self._ledger = ledger
         self._root = root
         self.page_tokens = page_tokens
@@ -287,6 +290,49 @@ class SlotSet:
         self.cells = np.append(self.cells, np.full(room, _DEAD, np.int64))
         self.positions = np.append(self.positions, np.zeros(room, np.int64))
 
+    def park(self, lot: ParkingLot) -> None:
+        """Let the pages wait in host memory; `bring_back` is to be called before anything else.
+
+        Raises:
+            CallError: There is no room for them there; nothing was changed.
+        """
+        self._trim()
+        if self._parked is None and self.pages:
+            self._parked = lot.take(self.pages)
+            self._ledger.release(self.pages)
+            self.pages = []
+
+    def bring_back(self, lot: ParkingLot, now_s: float) -> None:
+        """End being parked; nothing where it is not. Pages that others have under its keys are shared.
+
+        Raises:
+            CallError: There is no room for the pages; it stays parked.
+        """
+        parked = self._parked
+        if parked is None:
+            return
+        count = len(parked.payloads)
+        found = self._ledger.match(self._keys[: self.frozen], now_s) if self.is_pure else []
+        after = found[-1] if found else None
+        made = self._ledger.allocate(count - len(found), now_s, after=after)
+        if made is None:
+            self._ledger.release(found)
+            raise out_of_pages(self._ledger, count - len(found))
+        for index, page in enumerate(made, len(found)):
+            lot.bring_back(parked, index, page)
+        self.pages = [*found, *made]
+        for index in range(len(found), self.frozen):
+            self.pages[index] = self._immutable(index, now_s)
+        lot.drop(parked)
+        self._parked = None
+
+    def leave(self, lot: ParkingLot) -> None:
+        """Let go of all pages, parked ones too."""
+        if self._parked is not None:
+            lot.drop(self._parked)
+            self._parked = None
+        self.release()
+
     def fork(self, count: int, memory: ForkMemory, now_s: float) -> list[SlotSet]:
         """Return `count` sets that go on from here, each by itself, sharing all but the writable buffer.
 
@@ -333,8 +379,12 @@ class SlotSet:
         """Raise `AssertionError` where it contradicts itself."""
         size = self.page_tokens
         assert len(self.cells) == len(self.positions)
-        assert self.used <= len(self.pages) * size
-        assert self.frozen in (self.used // size, len(self.pages))
+        if self._parked is None:
+            assert self.used <= len(self.pages) * size
+            assert self.frozen in (self.used // size, len(self.pages))
+        else:
+            assert not self.pages
+            assert self.used <= len(self._parked.payloads) * size
         live = self.live
         assert bool((np.diff(live) > 0).all()), "slots are in order"
         assert not len(live) or live[-1] < self.next_slot
@@ -370,17 +420,22 @@ class SlotSet:
 
     def _freeze(self, end: int, now_s: float) -> None:
         for index in range(self.frozen, end):
-            if not self.is_pure:
-                self._ledger.seal(self.pages[index])
-                continue
-            parent = self._keys[index - 1] if index else self._root
-            frozen = FrozenPage(self._keys[index], bytes(parent), index, self._tenant_tag)
-            held = self._ledger.freeze(self.pages[index], frozen, now_s)
-            if held == self.pages[index]:
-                group = self._keys[index - index % GROUP_PAGES]
-                self.new_pages.append((held, frozen, group))
-            self.pages[index] = held
+            self.pages[index] = self._immutable(index, now_s)
         self.frozen = max(self.frozen, end)
+
+    def _immutable(self, index: int, now_s: float) -> PageSlot:
+        """Make one of the pages immutable, under its key where it has one; return the page that has it."""
+        page = self.pages[index]
+        if not self.is_pure:
+            self._ledger.seal(page)
+            return page
+        parent = self._keys[index - 1] if index else self._root
+        frozen = FrozenPage(self._keys[index], bytes(parent), index, self._tenant_tag)
+        held = self._ledger.freeze(page, frozen, now_s)
+        if held == page:
+            group = self._keys[index - index % GROUP_PAGES]
+            self.new_pages.append((held, frozen, group))
+        return held
 
     def _check_written(self, slots: Ints) -> None:
         beyond = slots[(slots >= self.next_slot) | (slots < 0)]

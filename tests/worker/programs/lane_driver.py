@@ -35,6 +35,7 @@ from pie.worker.model import Model
 from pie.worker.programs.commands import ProgramBegan, ProgramCall, ProgramEnded
 from pie.worker.programs.lane import ProgramLane
 from pie.worker.programs.ledger import PageLedger
+from pie.worker.programs.parking import ParkingLot
 from pie.worker.programs.roster import Roster
 from pie.worker.runner import Runner
 from tests.worker.engine.driver import EOS, Driver
@@ -61,6 +62,7 @@ class LaneDriver(Driver):
         *,
         pages: int = 64,
         share: float = 1.0,
+        parking_pages: int = 64,
         **options: Any,
     ) -> None:
         arena = Arena(model.layout, pages)
@@ -77,11 +79,18 @@ class LaneDriver(Driver):
         )
         self.arena = arena
         self.ledger = PageLedger(self.table, int(pages * share))
+        self.lot = ParkingLot(
+            arena,
+            model.layout.attention_parts,
+            page_bytes=model.layout.page_bytes,
+            budget_bytes=parking_pages * model.layout.page_bytes,
+        )
         self.roster = Roster(
             self.ledger,
             model.model_root,
             arena,
             shape_of(model, model.context_tokens),
+            self.lot,
             page_tokens=size,
             vocabulary=Vocabulary(tokenizer, frozenset({EOS}), model.context_tokens),
         )
