@@ -206,6 +206,17 @@ def explain(
 
 
 @app.command()
+def doctor(config: ConfigFile = None) -> None:
+    """Say which limits of users' programs hold on this host; ends with 1 where one does not."""
+    from pie.cluster.doctor import examine, show_examined  # noqa: PLC0415
+
+    with sentences():
+        found = examine(_load(config).config.programs)
+        holds = show_examined(found, Console(highlight=False, markup=False))
+    raise typer.Exit(0 if holds else 1)
+
+
+@app.command()
 def demo(config: ConfigFile = None) -> None:
     """Start a cluster, show what is computed and what is not, and stop it."""
     from pie.cluster.demo import run_demo  # noqa: PLC0415

@@ -105,7 +105,7 @@ class ProgramProcess:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
                 pass_fds=[theirs.fileno()],
-                env=_environment(),
+                env=program_environment(),
                 start_new_session=True,
             )
         except BaseException:
@@ -215,7 +215,7 @@ _SENTENCES = {
 }
 
 
-def _environment() -> dict[str, str]:
+def program_environment() -> dict[str, str]:
     """Return what a program's process needs to find Python's libraries, and no more."""
     return {
         "LANG": "C.UTF-8",
