@@ -59,6 +59,8 @@ _LAST_PAGE_S = 1.0
 _CLOSE_S = 10.0
 """How long closing waits for what a disk is doing; a bucket has its own limit three times besides: for
 what is asked of it, what waits to be written and the list of that."""
+_OPEN_ENDS_S = 0.1
+"""How long the end of a start waits, on the event loop, for its thread: a disk may hold that."""
 _LOCK_TIMEOUT_S = 10.0
 """How long a process that was told to end, or is being killed, may still hold the folder."""
 
@@ -209,8 +211,10 @@ class PoolNode:
         """
         if self._cache.is_tiered:
             opening = SideThreads("pie-pool-open")
-            await asyncio.get_running_loop().run_in_executor(opening, self._open_lower)
-            opening.close()
+            try:
+                await asyncio.get_running_loop().run_in_executor(opening, self._open_lower)
+            finally:
+                opening.close(_OPEN_ENDS_S)
         address = await self._server.start()
         self._record = PlaceRecord(
             place=self.place,
