@@ -18,3 +18,8 @@ def cpu_features() -> frozenset[str]:
         if name.strip() in {"flags", "Features"}:
             return frozenset(features.split())
     return frozenset()
+
+
+def multiplies_bfloat16() -> bool:
+    """Say whether it multiplies bfloat16 as it is: where it does not, that is slower than float32."""
+    return bool({"avx512_bf16", "amx_bf16"} & cpu_features())

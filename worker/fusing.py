@@ -12,6 +12,7 @@ them only past a certain position, where no check at a start would see it.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ import torch
 from torch import nn
 
 from pie.worker.attention import hook
-from pie.worker.cpu import cpu_features
+from pie.worker.cpu import multiplies_bfloat16
 from pie.worker.huge_pages import HugePages
 from pie.worker.memory import free_bytes
 from pie.worker.native.layer import LayerWeights
@@ -54,6 +55,8 @@ class FusedLayer(nn.Module):
         self.layer = layer
         self.weights = weights
         self.is_on = True
+        self.is_last = False
+        """Whether what comes next takes the model's dtype, not float32."""
 
     def forward(
         self,
@@ -62,16 +65,23 @@ class FusedLayer(nn.Module):
         position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
         **kwargs: object,
     ) -> torch.Tensor:
-        """Return the hidden states after this layer, `[1, tokens, hidden]`."""
+        """Return the hidden states after this layer, `[1, tokens, hidden]`.
+
+        Between such layers they are float32, whatever the model's dtype: rounding them at each
+        layer is most of what bfloat16 loses.
+        """
         answerer = hook.current()
         is_plain = not args and kwargs.keys() <= _KNOWN_ARGUMENTS
         if self.is_on and answerer is not None and position_embeddings is not None and is_plain:
             cos, sin = position_embeddings
             fused = answerer.decoder_layer(self.layer, self.weights, hidden_states, cos, sin)
             if fused is not None:
-                return fused
+                return fused.to(self.weights.qkv.dtype) if self.is_last else fused
         out: torch.Tensor = self.plain(
-            hidden_states, *args, position_embeddings=position_embeddings, **kwargs
+            hidden_states.to(self.weights.qkv.dtype),
+            *args,
+            position_embeddings=position_embeddings,
+            **kwargs,
         )
         return out
 
@@ -94,7 +104,7 @@ def fuse_layers(
     if device.type != "cpu" or layers is None:
         return 0
     if dtype is torch.bfloat16:
-        if not {"avx512_bf16", "amx_bf16"} & cpu_features():
+        if not multiplies_bfloat16():
             return 0
     elif dtype is not torch.float32:
         return 0
@@ -109,6 +119,9 @@ def fuse_layers(
             if weights := _weights(layer, dtype, memory):
                 layers[number] = FusedLayer(layer, number, weights)
                 fused += 1
+    for one, after in itertools.zip_longest(layers, layers[1:]):
+        if isinstance(one, FusedLayer):
+            one.is_last = not isinstance(after, FusedLayer)
     return fused
 
 

@@ -4,8 +4,9 @@ Covers packing the linear layers of a loaded model, once, instead of at every pr
 our own kernel where it was built, else for oneDNN. With AVX512-BF16, oneDNN's product with one row
 is 2.5 times as fast packed, one with 16 rows 1.7 times, one with 512 rows 1.1 times; the kernel reads
 weights another 1.6 times as fast with few rows. With AMX, products with many rows were slower packed,
-so both kinds are kept there. Does not cover float32, whose products are as fast unpacked, layers that
-run as one operation (`pie.worker.fusing`), nor other devices.
+so both kinds are kept there. Where our kernel was built, logits come out in float32: among large ones
+bfloat16 has steps of an eighth, and likely tokens come out equal. Does not cover float32, whose
+products are as fast unpacked, layers that run as one operation (`pie.worker.fusing`), nor other devices.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from pie.worker.cpu import cpu_features
+from pie.worker.cpu import cpu_features, multiplies_bfloat16
 from pie.worker.fusing import fused_layers
 from pie.worker.huge_pages import HugePages
 from pie.worker.memory import free_bytes
@@ -89,24 +90,36 @@ def pack_weights(
     ]
     size = sum(linear.weight.nbytes for _, _, linear in found)
     few = FEW_ROWS if has_amx and free_bytes(device) - kv_bytes > 2 * size else None
+    head = getattr(module, "get_output_embeddings", lambda: None)()
     memory = HugePages()
     with torch.inference_mode():
         for parent, name, linear in found:
-            product = in_panels(linear, memory) if has_kernels and few is not None else None
-            packed = PackedLinear(linear, product or in_onednn(linear), packed_rows=few)
+            product, packed_rows = None, few
+            if linear is head and has_kernels and multiplies_bfloat16():
+                product = in_panels(linear, memory, to_float32=True)
+                packed_rows = few if product is None else None
+            elif has_kernels and few is not None:
+                product = in_panels(linear, memory)
+            packed = PackedLinear(linear, product or in_onednn(linear), packed_rows=packed_rows)
             setattr(parent, name, packed)
     return len(found)
 
 
-def in_panels(linear: nn.Linear, memory: HugePages) -> Product | None:
-    """Return the product of our own kernel, for few rows; None where a weight has no panels."""
+def in_panels(linear: nn.Linear, memory: HugePages, *, to_float32: bool = False) -> Product | None:
+    """Return the product of our own kernel, for few rows; None where a weight has no panels.
+
+    Args:
+        linear: The layer.
+        memory: For its packed weight.
+        to_float32: Whether the result is not rounded to the weight's dtype.
+    """
     width = width_of(linear.out_features, linear.in_features, linear.weight.dtype)
     if width is None:
         return None
     weight, bias = memory.copy(pack(linear.weight, width)), linear.bias
 
     def product(rows: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = torch.ops.pie.linear(rows, weight, bias)
+        out: torch.Tensor = torch.ops.pie.linear(rows, weight, bias, to_float32)
         return out
 
     return product

@@ -84,7 +84,7 @@ class Answerer(Protocol):
         Args:
             layer: The layer's number in the model.
             weights: Its own.
-            hidden: `[1, tokens, hidden]`
+            hidden: `[1, tokens, hidden]`, float32 where it comes from a layer computed so.
             cos: `[1, tokens, head_dim]`, of the tokens' positions.
             sin: Likewise.
         """

@@ -18,7 +18,7 @@ import torch
 
 from pie.worker.attention import conformance
 from pie.worker.attention.protocol import AttentionSpec, Capabilities, Plan, Span
-from pie.worker.cpu import cpu_features
+from pie.worker.cpu import multiplies_bfloat16
 from pie.worker.native.build import build
 from pie.worker.native.layer import LayerWeights
 
@@ -52,7 +52,7 @@ class NativeBackend:
                 where it has no such instructions, they are emulated and slower than float32.
         """
         if matrix_bfloat16 is None:
-            matrix_bfloat16 = bool({"avx512_bf16", "amx_bf16"} & cpu_features())
+            matrix_bfloat16 = multiplies_bfloat16()
         self._matrix_bfloat16 = matrix_bfloat16
 
     def plan(self, spans: Sequence[Span], page_tokens: int, device: torch.device) -> Plan:
@@ -111,12 +111,12 @@ class NativePlan:
         values: torch.Tensor,
         slots: torch.Tensor,
     ) -> torch.Tensor | None:
-        """Compute a whole decoder layer of this step; None where its attention is not plain.
+        """Compute a whole decoder layer of this step, to float32; None where its attention is not plain.
 
         Args:
             spec: The layer's attention.
             weights: Its weights.
-            hidden: `[1, tokens, hidden]`; left as it is.
+            hidden: `[1, tokens, hidden]`, float32 where it comes from such a layer; left as it is.
             cos: `[1, tokens, head_dim]`
             sin: Likewise.
             keys: The arena's, written at `slots`.
@@ -129,7 +129,7 @@ class NativePlan:
             return None
         # Some models keep them in float32, rotate a part of each head, or have one for each axis.
         for one in (cos, sin):
-            if one.dtype is not hidden.dtype or one.numel() != angles or one.shape[-1] != dim:
+            if one.dtype is not keys.dtype or one.numel() != angles or one.shape[-1] != dim:
                 return None
         out: torch.Tensor = torch.ops.pie.decoder_layer(
             hidden,

@@ -7,8 +7,8 @@
 // With few rows a step is as fast as its weights are read. Each weight lies in panels of columns that one thread
 // goes through from end to end, and what follows a product (rotation, writing to a page, activation, residual) is
 // done on a panel while it is in the first-level cache. With many rows the same keeps some hundreds of them in the
-// cache for panel after panel. Intermediate values are rounded where transformers rounds them, but for sums within
-// a rotation.
+// cache for panel after panel. What goes from layer to layer is float32, and a value is rounded only where it is
+// stored: as input of a product, as query, key or value.
 
 #pragma once
 
@@ -28,27 +28,19 @@ struct Weights {
   const T *cos, *sin;
 };
 
-template <typename T>
-__attribute__((always_inline)) inline float rounded(float x) {
-  if constexpr (std::is_same_v<T, float>) return x;
-  T kept;
-  narrow_any(x, kept);
-  return widen(kept);
-}
-
 // Writes each row of `from` over its root mean square, times `weight`.
 template <typename T>
-void rms_norm(const T* from, const T* weight, int64_t rows, int64_t size, float epsilon, T* to) {
+void rms_norm(const float* from, const T* weight, int64_t rows, int64_t size, float epsilon, T* to) {
   at::parallel_for(0, rows, 64, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
-      const T* x = from + r * size;
+      const float* x = from + r * size;
       float squares = 0.0f;
 #pragma omp simd reduction(+ : squares)
-      for (int64_t i = 0; i < size; ++i) squares += widen(x[i]) * widen(x[i]);
+      for (int64_t i = 0; i < size; ++i) squares += x[i] * x[i];
       const float factor = 1.0f / std::sqrt(squares / size + epsilon);
 #pragma omp simd
       for (int64_t i = 0; i < size; ++i)
-        narrow_any(widen(weight[i]) * rounded<T>(widen(x[i]) * factor), to[r * size + i]);
+        narrow_any(widen(weight[i]) * (x[i] * factor), to[r * size + i]);
     }
   });
 }
@@ -82,13 +74,12 @@ void each_panel(int64_t rows, int64_t height, int64_t depth, int64_t panels, int
   });
 }
 
-// Adds each column's bias and rounds, in place.
+// Adds each column's bias, in place.
 template <typename T>
-void settle(float* product, int64_t rows, int64_t width, const T* bias) {
+void add_bias(float* product, int64_t rows, int64_t width, const T* bias) {
   for (int64_t r = 0; r < rows; ++r)
 #pragma omp simd
-    for (int64_t i = 0; i < width; ++i)
-      product[r * width + i] = rounded<T>(product[r * width + i] + (bias ? widen(bias[i]) : 0.0f));
+    for (int64_t i = 0; i < width; ++i) product[r * width + i] += widen(bias[i]);
 }
 
 template <typename T>
@@ -97,7 +88,7 @@ void project_and_store(const Shape& shape, const Weights<T>& w, const Layer& l, 
   const int64_t heads = l.kv_heads * l.group, dim = l.key_dim, half = dim / 2;
   const int64_t panels = heads + 2 * l.kv_heads;
   const auto finish = [&](int64_t panel, int64_t first, int64_t count, float* product) {
-    settle(product, count, dim, w.qkv_bias ? w.qkv_bias + panel * dim : nullptr);
+    if (w.qkv_bias) add_bias(product, count, dim, w.qkv_bias + panel * dim);
     const T* norm = panel < heads ? w.query_norm : panel < heads + l.kv_heads ? w.key_norm : nullptr;
     for (int64_t r = first; r < first + count; ++r) {
       float* x = product + (r - first) * dim;
@@ -105,7 +96,7 @@ void project_and_store(const Shape& shape, const Weights<T>& w, const Layer& l, 
         float squares = 0.0f;
         for (int64_t i = 0; i < dim; ++i) squares += x[i] * x[i];
         const float factor = 1.0f / std::sqrt(squares / dim + shape.epsilon);
-        for (int64_t i = 0; i < dim; ++i) x[i] = rounded<T>(widen(norm[i]) * rounded<T>(x[i] * factor));
+        for (int64_t i = 0; i < dim; ++i) x[i] = widen(norm[i]) * (x[i] * factor);
       }
       if (panel >= heads + l.kv_heads) {
         T* out = values + (slots[r] * l.kv_heads + panel - heads - l.kv_heads) * dim;
@@ -128,13 +119,13 @@ void project_and_store(const Shape& shape, const Weights<T>& w, const Layer& l, 
 // x += from @ weight, `[rows, hidden]`.
 template <typename T>
 void project_and_add(const Shape& shape, int64_t height, int64_t depth, const T* from, const T* weight, int64_t width,
-                     const T* bias, T* x) {
+                     const T* bias, float* x) {
   const auto finish = [&](int64_t panel, int64_t first, int64_t count, float* product) {
-    settle(product, count, width, bias ? bias + panel * width : nullptr);
+    if (bias) add_bias(product, count, width, bias + panel * width);
     for (int64_t r = 0; r < count; ++r) {
-      T* out = x + (first + r) * shape.hidden + panel * width;
+      float* out = x + (first + r) * shape.hidden + panel * width;
 #pragma omp simd
-      for (int64_t i = 0; i < width; ++i) narrow_any(widen(out[i]) + product[r * width + i], out[i]);
+      for (int64_t i = 0; i < width; ++i) out[i] += product[r * width + i];
     }
   };
   each_panel(shape.rows, height, depth, shape.hidden / width, width, from, weight, finish);
@@ -144,7 +135,6 @@ template <typename T>
 void gate(const Shape& shape, const Weights<T>& w, int64_t height, const T* normed, T* inner) {
   const int64_t width = w.gate_up_width, half = width / 2;
   const auto finish = [&](int64_t panel, int64_t first, int64_t count, float* product) {
-    settle<T>(product, count, width, nullptr);
     for (int64_t r = 0; r < count; ++r) {
       const float *g = product + r * width, *up = g + half;
       T* out = inner + (first + r) * shape.inner + panel * half;
@@ -152,7 +142,7 @@ void gate(const Shape& shape, const Weights<T>& w, int64_t height, const T* norm
       for (int64_t i = 0; i < half; ++i) {
         const float e = exp_negative(-std::fabs(g[i]));
         const float silu = g[i] * (g[i] >= 0 ? 1.0f : e) / (1.0f + e);
-        narrow_any(rounded<T>(silu) * up[i], out[i]);
+        narrow_any(silu * up[i], out[i]);
       }
     }
   };
@@ -161,7 +151,7 @@ void gate(const Shape& shape, const Weights<T>& w, int64_t height, const T* norm
 
 template <typename T>
 void decoder_layer(const Shape& shape, const Weights<T>& w, const Layer& l, const std::vector<Span>& one,
-                   const std::vector<Span>& more, const int64_t* table, const int64_t* slots, T* keys, T* values, T* x) {
+                   const std::vector<Span>& more, const int64_t* table, const int64_t* slots, T* keys, T* values, float* x) {
   const int64_t width = l.kv_heads * l.group * l.key_dim;
   const int64_t height = padded(shape.rows);
   // What padding rows hold goes into their own products alone, which nobody reads.

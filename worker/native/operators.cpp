@@ -61,7 +61,7 @@ at::Tensor decoder_layer_op(const at::Tensor& hidden, const at::Tensor& input_no
                             const at::Tensor& sin, at::Tensor& keys, at::Tensor& values, const at::Tensor& slots,
                             const at::Tensor& spans, const at::Tensor& table, double epsilon, double scaling,
                             int64_t window) {
-  at::Tensor out = hidden.clone(at::MemoryFormat::Contiguous);
+  at::Tensor out = hidden.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true, at::MemoryFormat::Contiguous);
   const int64_t kv_heads = keys.size(2), dim = keys.size(3), heads = qkv.size(0) - 2 * kv_heads;
   const Shape shape{hidden.numel() / hidden.size(-1), hidden.size(-1), gate_up.size(0) * gate_up.size(2) / 2,
                     float(epsilon)};
@@ -87,32 +87,34 @@ at::Tensor decoder_layer_op(const at::Tensor& hidden, const at::Tensor& input_no
                              data<T>(cos), data<T>(sin)};
     decoder_layer<T>(shape, weights, layer, one, more, table.const_data_ptr<int64_t>(),
                      slots.const_data_ptr<int64_t>(), keys.mutable_data_ptr<T>(), values.mutable_data_ptr<T>(),
-                     out.mutable_data_ptr<T>());
+                     out.mutable_data_ptr<float>());
   };
-  if (hidden.scalar_type() == at::kBFloat16) {
+  if (qkv.scalar_type() == at::kBFloat16) {
     go(BFloat16());
   } else {
-    TORCH_CHECK(hidden.scalar_type() == at::kFloat);
+    TORCH_CHECK(qkv.scalar_type() == at::kFloat);
     go(0.0f);
   }
   return out;
 }
 
-at::Tensor linear(const at::Tensor& rows, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
+at::Tensor linear(const at::Tensor& rows, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                  bool to_float32) {
   const int64_t count = rows.numel() / rows.size(-1), depth = rows.size(-1), panels = weight.size(0),
                 width = weight.size(2), size = panels * width;
   TORCH_CHECK(weight.size(1) * weight.size(3) == depth && (!bias || bias->numel() == size));
   auto sizes = rows.sizes().vec();
   sizes.back() = size;
-  at::Tensor out = at::empty(sizes, rows.options());
+  at::Tensor out = at::empty(sizes, to_float32 ? rows.options().dtype(at::kFloat) : rows.options());
   if (!count) return out;
   const int64_t height = padded(count);
   const at::Tensor source = height == count ? rows.contiguous() : at::zeros({height, depth}, rows.options());
   if (height != count) source.narrow(0, 0, count).copy_(rows.reshape({count, depth}));
-  const auto go = [&](auto zero) {
+  const auto go = [&](auto zero, auto out_zero) {
     using T = decltype(zero);
+    using Out = decltype(out_zero);
     const T* added = data<T>(bias);
-    T* to = out.mutable_data_ptr<T>();
+    Out* to = out.mutable_data_ptr<Out>();
     const auto finish = [&](int64_t panel, int64_t first, int64_t rows_of_it, float* product) {
       for (int64_t r = 0; r < rows_of_it; ++r)
 #pragma omp simd
@@ -123,10 +125,13 @@ at::Tensor linear(const at::Tensor& rows, const at::Tensor& weight, const std::o
     each_panel(count, height, depth, panels, width, data<T>(source), data<T>(weight), finish);
   };
   if (rows.scalar_type() == at::kBFloat16) {
-    go(BFloat16());
+    if (to_float32)
+      go(BFloat16(), 0.0f);
+    else
+      go(BFloat16(), BFloat16());
   } else {
     TORCH_CHECK(rows.scalar_type() == at::kFloat);
-    go(0.0f);
+    go(0.0f, 0.0f);
   }
   return out;
 }
@@ -144,5 +149,5 @@ TORCH_LIBRARY(pie, m) {
       "Tensor cos, Tensor sin, Tensor(a!) keys, Tensor(b!) values, Tensor slots, Tensor spans, Tensor table, "
       "float epsilon, float scaling, int window) -> Tensor",
       &decoder_layer_op);
-  m.def("linear(Tensor rows, Tensor weight, Tensor? bias) -> Tensor", &linear);
+  m.def("linear(Tensor rows, Tensor weight, Tensor? bias, bool to_float32) -> Tensor", &linear);
 }

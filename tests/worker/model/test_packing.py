@@ -10,6 +10,7 @@ from torch import nn
 
 from pie.worker import packing
 from pie.worker.attention.native import native_backend
+from pie.worker.cpu import multiplies_bfloat16
 from pie.worker.huge_pages import HugePages
 from pie.worker.packing import PackedLinear, in_onednn, in_panels, pack_weights
 from pie.worker.settings import DEFAULT_CACHE_FOLDER
@@ -90,6 +91,22 @@ def test_our_kernels_product_is_the_same(rows: int, outputs: int, bias: bool) ->
     got = product(x)
     assert got.shape == (1, rows, outputs)
     assert torch.allclose(got, linear(x), rtol=2e-2, atol=2e-2)
+
+
+@needs_bfloat16
+def test_logits_are_not_rounded() -> None:
+    if native_backend(DEFAULT_CACHE_FOLDER) is None or not multiplies_bfloat16():
+        pytest.skip("no kernel for bfloat16 here")
+    module = tiny_module("llama", dtype=torch.bfloat16)
+    head = nn.Linear(48, 96, bias=False).to(torch.bfloat16).requires_grad_(False)
+    module.lm_head = head
+    pack_weights(module, dtype=torch.bfloat16, device=CPU, kv_bytes=0, has_kernels=True)
+    packed = module.lm_head
+    assert isinstance(packed, PackedLinear)
+    x = torch.randn(1, 70, 48).bfloat16()
+    got, want = packed(x), x.double() @ head.weight.double().T
+    assert got.dtype is torch.float32
+    assert torch.allclose(got.double(), want, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(48, 20), (47, 32)])

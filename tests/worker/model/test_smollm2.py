@@ -8,8 +8,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from pie.worker.attention.native import native_backend
 from pie.worker.batch import Batch
+from pie.worker.cpu import multiplies_bfloat16
+from pie.worker.fusing import fused_layers
 from pie.worker.model import Model
+from pie.worker.settings import DEFAULT_CACHE_FOLDER
 from tests.support.equality import Sequences, assert_same_logits, assert_same_tokens
 from tests.support.models import smollm2
 
@@ -96,3 +100,22 @@ def test_bfloat16_stays_within_its_rounding(oracle: PreTrainedModel, prompt: lis
     want = logits_of(oracle, prompt)
     got = torch.cat([run.feed(1, prompt[:-3], chunk=20), run.feed(1, prompt[-3:], chunk=1)])
     assert float((got - want).abs().max() / want.abs().max()) <= 0.05
+
+
+@pytest.mark.skipif(
+    not multiplies_bfloat16() or native_backend(DEFAULT_CACHE_FOLDER) is None,
+    reason="layers run operation by operation here, as transformers' do",
+)
+def test_bfloat16_loses_less_than_half_of_what_transformers_loses(
+    oracle: PreTrainedModel, prompt: list[int]
+) -> None:
+    model = smollm2(dtype="bfloat16")
+    assert len(fused_layers(model.module)) == model.layers
+    theirs = AutoModelForCausalLM.from_pretrained(model.folder, dtype=torch.bfloat16)
+    want = logits_of(oracle, prompt)
+    got = Sequences(model, pages=16).feed(1, prompt)
+    errors = [
+        (one - want).square().mean().sqrt() for one in (got, logits_of(theirs, prompt).float())
+    ]
+    assert errors[0] < errors[1] / 2
+    assert got.argmax(-1).equal(want.argmax(-1))
