@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -76,6 +76,7 @@ class ForwardPass:
         if geometry.read is not None:
             self._read = np.asarray(geometry.read, np.int64)
         self._tokens: list[int] = []
+        self._embeddings: Floats | None = None
         self._positions: NDArray[np.int64] | None = None
         self._mask: NDArray[np.bool_] | None = None
         self._targets: list[int] = []
@@ -85,9 +86,24 @@ class ForwardPass:
         self._sampler: Sampler | None = None
         self._drawn = 0
 
-    def input(self, tokens: Iterable[int], positions: Iterable[int] | None = None) -> ForwardPass:
-        """Run `tokens`, at `positions`; by default those after the last."""
-        self._tokens = [int(token) for token in tokens]
+    def input(
+        self,
+        tokens: Iterable[int] | NDArray[np.floating[Any]],
+        positions: Iterable[int] | None = None,
+    ) -> ForwardPass:
+        """Run tokens, at `positions`; by default those after the last.
+
+        Args:
+            tokens: Ids. Or an array `[tokens, hidden_size]` of what goes into the first layer instead of
+                tokens' embeddings: from then on the set's pages are its own, no other request finds them.
+            positions: One for each.
+        """
+        if isinstance(tokens, np.ndarray) and tokens.ndim > 1:
+            self._embeddings = np.ascontiguousarray(tokens, "<f4")
+            self._tokens = [0] * len(tokens)
+        else:
+            self._embeddings = None
+            self._tokens = [int(token) for token in tokens]
         if positions is not None:
             self._positions = np.fromiter(positions, np.int64)
         return self
@@ -146,6 +162,8 @@ class ForwardPass:
         if not self._tokens:
             raise BadCallError("a forward pass needs input(tokens) with at least one token")
         frames: list[Buffer] = [u32(self._tokens)]
+        if self._embeddings is not None:
+            frames.append(self._embeddings.tobytes())
         if self._positions is not None:
             frames.append(u32(self._positions))
         if self._read is not None:
@@ -157,6 +175,7 @@ class ForwardPass:
             frames.append(u32(self._targets))
         one = PassInput(
             set=self.working_set.number,
+            has_embeddings=self._embeddings is not None,
             has_positions=self._positions is not None,
             write=self._write,
             has_read=self._read is not None,

@@ -104,11 +104,14 @@ class AskSet(msgspec.Struct, frozen=True, tag="ask_set"):
 class PassInput(msgspec.Struct, frozen=True, omit_defaults=True):
     """One sequence's part of a pass.
 
-    Frames, in this order, where they are announced: tokens u32, positions u32, slots read u32, mask bits
-    (`numpy.packbits` of the mask in C order), targets u32.
+    Frames, in this order, where they are announced: tokens u32, embeddings float32
+    `[tokens, hidden_size]`, positions u32, slots read u32, mask bits (`numpy.packbits` of the mask in C
+    order), targets u32.
     """
 
     set: int
+    has_embeddings: bool = False
+    """Whether embeddings are given; the tokens only say how many there are then."""
     has_positions: bool = False
     write: int | None = None
     """The first slot to write; None goes on after the last."""
@@ -268,6 +271,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     """Those with attention."""
     query_heads: int
     kv_heads: int
+    hidden_size: int
     eos_token_ids: tuple[int, ...]
 
 

@@ -207,6 +207,7 @@ def make_host(
         layers=shape.layers,
         query_heads=shape.query_heads,
         kv_heads=shape.kv_heads,
+        hidden_size=shape.hidden_size,
         eos_token_ids=tuple(assembly.tokenizer.eos_token_ids),
     )
     template = ChatTemplate.load(model.folder)

@@ -53,6 +53,8 @@ class Pass:
     """bool `[tokens, slots]`, `slots` = `start` + tokens: narrows what each token attends to; or
     `[layers or 1, query_heads or 1, tokens, slots]`, over the layers with attention. A token that is
     left with nothing gets zeros from that attention."""
+    embeddings: torch.Tensor | None = None
+    """`[tokens, hidden_size]`: what goes into the first layer instead of the tokens' own embeddings."""
     scores_queries: int = 0
     """Report the attention of this many last tokens, see `StepOutput.scores`."""
     hidden: bool = False
@@ -72,13 +74,13 @@ class Pass:
     def is_pure(self) -> bool:
         """Whether what it writes is a function of the token ids alone (DESIGN §3).
 
-        Not where it attends to less than all slots before it, or numbers them otherwise: then no
-        page that it writes may have a key, and none after it.
+        Not where it attends to less than all slots before it, numbers them otherwise, or is given
+        embeddings: then no page that it writes may have a key, and none after it.
         """
         is_numbered = self.positions is None or list(self.positions) == list(
             range(self.start, self.end)
         )
-        return self.mask is None and is_numbered
+        return self.mask is None and self.embeddings is None and is_numbered
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ class Runner:
         if keeps:
             given["logits_to_keep"] = step.wanted
         asks = any(one.hidden for one in batch.passes)
-        with answering(step), self._watching(asked=asks) as seen:
+        with answering(step), self._embedding(batch), self._watching(asked=asks) as seen:
             output = self.model.module(**given, cache=cache, use_cache=True)
         logits = output.logits.flatten(0, 1)
         if not keeps:
@@ -108,6 +108,28 @@ class Runner:
         slots = [one.state_in for one in forward.passes if one.state_in is not None]
         assert len(slots) in (0, len(forward.passes)), "rows all go on, or there is one that begins"
         return States(self.model.states, self.arena.states, slots or None, cache)
+
+    @contextlib.contextmanager
+    def _embedding(self, batch: Batch) -> Iterator[None]:
+        """Put the embeddings that passes bring in the place of their tokens' own."""
+        if all(one.embeddings is None for one in batch.passes):
+            yield
+            return
+
+        def replace(_module: torch.nn.Module, _inputs: object, own: torch.Tensor) -> torch.Tensor:
+            sizes = [len(one.token_ids) for one in batch.passes]
+            parts = torch.split(own.flatten(0, 1), sizes)
+            put = [
+                part if one.embeddings is None else one.embeddings.to(own)
+                for part, one in zip(parts, batch.passes, strict=True)
+            ]
+            return torch.cat(put).view_as(own)
+
+        hook = self.model.module.get_input_embeddings().register_forward_hook(replace)
+        try:
+            yield
+        finally:
+            hook.remove()
 
     @contextlib.contextmanager
     def _watching(self, *, asked: bool) -> Iterator[list[torch.Tensor]]:
@@ -204,6 +226,8 @@ def _check_extras(one: Pass, name: str, model: Model) -> None:
             raise BatchError(f"{name} has another number of positions than tokens")
         if min(one.positions) < 0 or max(one.positions) >= model.context_tokens:
             raise BatchError(f"{name} has a position outside of the context")
+    if one.embeddings is not None and one.embeddings.shape[0] != len(one.token_ids):
+        raise BatchError(f"{name} has another number of embeddings than tokens")
     if one.mask is not None:
         shape = (len(one.token_ids), one.end)
         heads = max((spec.query_heads for spec in model.specs), default=0)

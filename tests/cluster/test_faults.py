@@ -15,6 +15,8 @@ import psutil
 import pytest
 from openai import OpenAI
 
+from pie.inferlet.client import Where, run_upload
+from pie.inferlet.upload import Upload
 from tests.support.serving import Serving
 
 pytestmark = [pytest.mark.live, pytest.mark.xdist_group("faults"), pytest.mark.timeout(400)]
@@ -26,7 +28,11 @@ LONG = "The archive keeps every letter that the expedition sent home by boat. " 
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     port = _free_port()
     # float32 is repeatable between prefill and decode, so answers can be compared to the end.
-    settings = {"PIE_ROUTER__PORT": str(port), "PIE_MODEL__DTYPE": "float32"}
+    settings = {
+        "PIE_ROUTER__PORT": str(port),
+        "PIE_MODEL__DTYPE": "float32",
+        "PIE_PROGRAMS__ALLOW": "true",
+    }
     one = Serving(tmp_path_factory.mktemp("faults"), settings)
     try:
         one.wait_until_said("Ctrl-C stops it")
@@ -75,6 +81,43 @@ def ask(client: Any, text: str, **more: object) -> tuple[str, int]:
     )
     details = answer.usage.prompt_tokens_details
     return answer.choices[0].message.content, details.cached_tokens
+
+
+PROGRAM = """
+from pie.inferlet import Context, greedy
+
+async def main(ctx: Context):
+    await ctx.user("Count to a hundred.").generate(greedy(), 4)
+    await ctx.say("there")
+    while await ctx.listen() is not None:
+        await ctx.user("Go on.").generate(greedy(), 4)
+        await ctx.say("still there")
+"""
+
+
+async def test_a_program_ends_with_its_worker_and_others_go_on(serving: Serving) -> None:
+    serving.wait_until_ready(workers=2)
+    upload, where = Upload("program.py", PROGRAM, "main"), Where(serving.url)
+    streams = [run_upload(upload, where, {}) for _ in range(2)]
+    began = [[await anext(stream) for _ in range(2)] for stream in streams]
+    assert {first.worker for first, _ in began} == {"worker-0", "worker-1"}
+    assert [there.text for _, there in began] == ["there", "there"]
+    pid = worker_pid(serving, began[0][0].worker)
+    programs = psutil.Process(pid).children()
+    assert len(programs) == 1
+    os.kill(pid, signal.SIGKILL)
+    async for last in streams[0]:
+        assert last.type in ("running", "ended")
+    assert (last.type, last.reason) == ("ended", "worker_lost")
+    _, left = psutil.wait_procs(programs, timeout=20)
+    assert left == []
+    path = f"{serving.url}/v1/inferlet-runs/{began[1][0].run}/messages"
+    async with httpx.AsyncClient(timeout=60) as http:
+        assert (await http.post(path, json={"text": "more"})).status_code == 200
+        assert (await anext(streams[1])).text == "still there"
+        assert (await http.post(path, json={"text": None})).status_code == 200
+    (last,) = [event async for event in streams[1]]
+    assert (last.type, last.reason) == ("ended", "finished")
 
 
 def resumes(serving: Serving) -> int:

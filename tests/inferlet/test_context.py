@@ -196,6 +196,37 @@ async def test_score_and_embed_are_the_models_own(
     assert np.allclose(vector, hidden.numpy(), atol=1e-4)
 
 
+async def test_a_tokens_own_embedding_says_what_the_token_says(
+    local: LocalEngine, reference: PreTrainedModel
+) -> None:
+    table = reference.get_input_embeddings().weight
+    assert isinstance(table, torch.Tensor)
+    table = table.detach().float()
+    ran = await run(
+        local,
+        """
+        import json
+        import numpy as np
+        from pie.inferlet import BadCallError, Context, ForwardPass
+
+        async def main(ctx: Context, vectors: str):
+            pipe, one, two = ctx.pipeline(), ctx.new_working_set(), ctx.new_working_set()
+            given = np.array(json.loads(vectors))
+            assert given.shape[1] == ctx.model.hidden_size
+            told = await pipe.run(ForwardPass(one).input([10, 11, 12]).logits())
+            same = await pipe.run(ForwardPass(two).input(given).logits())
+            try:
+                await pipe.run(ForwardPass(two).input(given[:, :-1]))
+            except BadCallError as error:
+                return f"{np.abs(told.logits - same.logits).max():.6f} {error}"
+        """,
+        vectors=json.dumps(table[10:13].tolist()),
+    )
+    error, _, told = ran.result.partition(" ")
+    assert float(error) < 1e-3
+    assert told.startswith("embeddings of 3 tokens are [3, 64]")
+
+
 async def test_what_is_wrong_with_a_call_is_an_error_that_names_the_slot(
     local: LocalEngine,
 ) -> None:

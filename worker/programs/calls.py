@@ -58,6 +58,8 @@ class PassCall:
     """`[layers or 1, query_heads or 1, tokens, slots]`"""
     wants: PassInput
     targets: Ints
+    embeddings: NDArray[np.float32] | None = None
+    """`[tokens, hidden_size]`"""
 
 
 def read_inputs(
@@ -82,6 +84,9 @@ def read_inputs(
     calls = []
     for one in inputs:
         tokens = ints()
+        embeddings = None
+        if one.has_embeddings:
+            embeddings = _embeddings(left.pop(0) if left else b"", len(tokens), shape)
         positions = ints() if one.has_positions else None
         read = ints() if one.has_read else None
         mask = None
@@ -90,7 +95,17 @@ def read_inputs(
         targets = ints() if one.targets else np.empty(0, np.int64)
         _check(one, tokens, positions, targets, shape)
         calls.append(
-            PassCall(one.set, tokens.tolist(), positions, one.write, read, mask, one, targets)
+            PassCall(
+                one.set,
+                tokens.tolist(),
+                positions,
+                one.write,
+                read,
+                mask,
+                one,
+                targets,
+                embeddings,
+            )
         )
     if left:
         raise bad("a pass came with other frames than it announces")
@@ -189,6 +204,18 @@ def _mask(shape: tuple[int, int, int, int], bits: bytes, model: ModelShape) -> B
         )
     packed: NDArray[np.uint8] = np.frombuffer(bits, np.uint8)
     return np.unpackbits(packed, count=count).astype(np.bool_).reshape(shape)
+
+
+def _embeddings(data: bytes, tokens: int, model: ModelShape) -> NDArray[np.float32]:
+    if len(data) != 4 * tokens * model.hidden_size:
+        raise bad(
+            f"embeddings of {tokens} tokens are [{tokens}, {model.hidden_size}] for this model, and came "
+            f"with {len(data)} bytes"
+        )
+    found = np.frombuffer(data, "<f4").reshape(tokens, model.hidden_size)
+    if not np.isfinite(found).all():
+        raise bad("embeddings hold something that is not a number")
+    return found
 
 
 def _result_bytes(call: PassCall, shape: ModelShape) -> int:

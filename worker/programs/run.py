@@ -71,6 +71,7 @@ class Run:
         self._shape = shape
         self._positions = call.positions
         self._is_narrow = call.read is not None or call.mask is not None
+        self._embeddings = call.embeddings
         self._upcoming = target.upcoming(call.tokens) if self.is_plain else []
 
     @property
@@ -94,6 +95,7 @@ class Run:
         wants = self._wants
         return not (
             self._is_narrow
+            or self._embeddings is not None
             or self._positions is not None
             or wants.scores
             or wants.targets > 1
@@ -187,6 +189,7 @@ class Run:
             logits=LogitRows.LAST if logits is LogitRows.NONE else logits,
             positions=None if plain else positions.tolist(),
             mask=mask,
+            embeddings=self._next_embeddings(count),
             scores_queries=min(count, scored),
             hidden=wants.hidden is Rows.ALL or (last and wants.hidden is Rows.LAST),
         )
@@ -221,7 +224,10 @@ class Run:
             gathered.top = (ids, values)
         positions = self._next_positions(count)
         self.set.advance(
-            self.tokens[self.fed : self.fed + count], positions, now_s, is_pure=not self._is_narrow
+            self.tokens[self.fed : self.fed + count],
+            positions,
+            now_s,
+            is_pure=not self._is_narrow and self._embeddings is None,
         )
         self.fed += count
         if scores is not None:
@@ -253,6 +259,12 @@ class Run:
             return self._positions[self.fed : self.fed + count]
         first = self.set.next_position
         return np.arange(first, first + count)
+
+    def _next_embeddings(self, count: int) -> torch.Tensor | None:
+        if self._embeddings is None:
+            return None
+        # A copy: what came off the pipe may not be written to, which torch wants.
+        return torch.from_numpy(self._embeddings[self.fed : self.fed + count].copy())
 
     def _narrows(self, count: int) -> bool:
         """Say whether the next tokens may not attend to all cells before them."""
