@@ -28,7 +28,7 @@ FOLDERS := $(sort $(notdir $(wildcard typings/pie/*)))
 STAMP := $(VENV)/.installed-$(subst $() ,-,$(FOLDERS))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve demo demo-pool check test soak bench bench-inferlets bench-pool bench-peers bench-policies bench-routing format constraints clean
+.PHONY: help setup serve demo demo-pool check test soak bench bench-inferlets bench-pool bench-router bench-peers bench-policies bench-routing format constraints clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -70,6 +70,9 @@ bench-pool: $(STAMP)  ## The pool's figures, beside Mooncake Store's (installed 
 
 bench-routing: $(STAMP)  ## Routing in simulation (TRACE=FILE: a trace in Mooncake's format)
 	PIE_TRACE=$(TRACE) $(BIN)/python -m benchmarks routing
+
+bench-router: $(STAMP)  ## The router's own share of a request, and the index's
+	$(BIN)/python -m benchmarks router index
 
 bench-peers: $(STAMP)  ## Compare with other engines, installed in PEERS
 	$(BIN)/python -m benchmarks.peers --venv $(PEERS) $(ARGS)

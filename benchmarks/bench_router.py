@@ -3,18 +3,23 @@
 A chat of 2,000 characters goes to a router in a process of its own, which sends it over the wire to
 a mock worker in another that answers at once; a third one asks and holds the clock. Nothing but the
 model is made up: tokenizer and template are SmolLM2's, the index is a real Redis.
+
+Asked are chats that nobody has asked before, later turns of conversations that began with such a chat,
+and completions of as many token ids, which need no tokenising.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import random
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -30,11 +35,15 @@ from tests.support.mock_worker import MockSpec, MockWorker
 
 ROOT = Path(__file__).parents[1]
 CHARS = 2000
-WARM_UP = 200
-REQUESTS = 2000
+WARM_UP = 100
+REQUESTS = 1000
 CONNECTIONS = 16
 ANSWER_TOKENS = 16
 ROUNDS = 3
+TURNS = 5
+TURN_CHARS = 200
+IDS = 450
+KINDS = ("fresh", "fresh_streaming", "later_turns", "token_ids")
 
 
 def run() -> dict[str, object]:
@@ -60,14 +69,22 @@ def run() -> dict[str, object]:
         assert router.stdout is not None
         url = router.stdout.readline().strip()
         results = {
-            name: _best([_asked(url, connections, stream=stream) for _ in range(ROUNDS)])
-            for name, connections, stream in (
-                ("one_connection", 1, False),
-                ("one_connection_streaming", 1, True),
-                ("sixteen_connections", CONNECTIONS, False),
-            )
+            kind: {
+                name: _best(_asked(url, connections, kind))
+                for name, connections in (
+                    ("one_connection", 1),
+                    ("sixteen_connections", CONNECTIONS),
+                )
+            }
+            for kind in KINDS
         }
-        return {"prompt_chars": CHARS, "answer_tokens": ANSWER_TOKENS, **results}
+        return {
+            "prompt_chars": CHARS,
+            "later_turn_chars": TURN_CHARS,
+            "prompt_tokens_of_ids": IDS,
+            "answer_tokens": ANSWER_TOKENS,
+            **results,
+        }
     finally:
         if mock is not None:
             mock.kill()
@@ -87,13 +104,13 @@ def _started(*arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def _asked(url: str, connections: int, *, stream: bool) -> dict[str, float]:
-    """Ask from a process of its own."""
-    asking = _started("ask", url, str(connections), str(int(stream)))
+def _asked(url: str, connections: int, kind: str) -> list[dict[str, float]]:
+    """Ask from a process of its own, several rounds."""
+    asking = _started("ask", url, str(connections), kind)
     output, _ = asking.communicate(timeout=300)
     assert asking.returncode == 0
-    result: dict[str, float] = json.loads(output)
-    return result
+    rounds: list[dict[str, float]] = json.loads(output)
+    return rounds
 
 
 def _best(rounds: list[dict[str, float]]) -> dict[str, float]:
@@ -114,71 +131,103 @@ async def _route(index: str) -> None:
     await asyncio.Event().wait()
 
 
-async def _ask(url: str, connections: int, stream: bool) -> None:
-    """Ask over kept connections, each one request after the other, and print what it took."""
-    times_ms: list[float] = []
-    began_s = 0.0
+class _Client:
+    """One connection that asks one request after the other."""
 
-    async def client(number: int, requests: int, into: list[float]) -> None:
+    def __init__(self, kind: str, number: int) -> None:
+        self._kind = kind
+        self._number = number
+        self._messages: list[dict[str, str]] = []
+        self._text = ((ROOT / "README.md").read_text(errors="replace") * 5)[:CHARS]
+        self._draw = random.Random(number)
+        self.asked = 0
+
+    async def run(self, url: str, requests: int, into: list[float]) -> None:
+        """Ask so many requests that count, and note how long each took."""
         host = urlsplit(url)
         reader, writer = await asyncio.open_connection(host.hostname, host.port)
-        for turn in range(requests):
-            request = _request(f"{number}/{turn}", stream)
+        counted = 0
+        while counted < requests:
+            request, counts = self._next()
+            self.asked += 1
             sent_s = time.perf_counter()
             writer.write(request)
-            await _answer(reader, stream)
-            into.append((time.perf_counter() - sent_s) * 1e3)
+            answer = await self._answer(reader)
+            if counts:
+                into.append((time.perf_counter() - sent_s) * 1e3)
+                counted += 1
+            if self._messages:
+                content = json.loads(answer)["choices"][0]["message"]["content"]
+                self._messages.append({"role": "assistant", "content": content})
         writer.close()
 
-    for requests, into in ((WARM_UP, []), (REQUESTS // connections, times_ms)):
+    def _next(self) -> tuple[bytes, bool]:
+        """Return a request that nobody has asked before, and whether its time counts."""
+        fresh = f"{self._number} {time.time_ns()} {self._text}"
+        if self._kind == "token_ids":
+            ids = [self._draw.randrange(1_000, 40_000) for _ in range(IDS)]
+            return _request("/v1/completions", {"prompt": ids}), True
+        if self._kind != "later_turns":
+            body = {
+                "messages": [{"role": "user", "content": fresh[:CHARS]}],
+                "stream": self._kind == "fresh_streaming",
+            }
+            return _request("/v1/chat/completions", body), True
+        begins = len(self._messages) in (0, 2 * TURNS)
+        if begins:
+            self._messages.clear()
+        content = fresh[: CHARS if begins else TURN_CHARS]
+        self._messages.append({"role": "user", "content": content})
+        return _request("/v1/chat/completions", {"messages": self._messages}), not begins
+
+    async def _answer(self, reader: asyncio.StreamReader) -> bytes:
+        """Read one whole answer."""
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        assert head.startswith(b"http/1.1 200"), head
+        if self._kind == "fresh_streaming":
+            return await reader.readuntil(b"0\r\n\r\n")
+        length = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        return await reader.readexactly(length)
+
+
+def _request(path: str, body: Mapping[str, object]) -> bytes:
+    """Return a request as it goes over the socket."""
+    content = json.dumps({"model": "mock", "max_tokens": ANSWER_TOKENS, **body}).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: bench\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+    )
+    return head.encode() + content
+
+
+async def _ask(url: str, connections: int, kind: str) -> None:
+    """Ask over kept connections, each one request after the other, and print what it took."""
+    rounds = [await _round(url, connections, kind, REQUESTS) for _ in range(ROUNDS)]
+    print(json.dumps(rounds))
+
+
+async def _round(url: str, connections: int, kind: str, requests: int) -> dict[str, float]:
+    """Ask so many requests that count, after some that do not."""
+    times_ms: list[float] = []
+    began_s = 0.0
+    clients: list[_Client] = []
+    for asked, into in ((WARM_UP, []), (requests, times_ms)):
         began_s = time.perf_counter()
-        await asyncio.gather(*(client(n, requests, into) for n in range(connections)))
+        clients = [_Client(kind, number) for number in range(connections)]
+        await asyncio.gather(*(client.run(url, asked // connections, into) for client in clients))
     took_s = time.perf_counter() - began_s
     cuts = statistics.quantiles(times_ms, n=100)
-    print(
-        json.dumps(
-            {
-                "p50_ms": round(statistics.median(times_ms), 3),
-                "p90_ms": round(cuts[89], 3),
-                "p99_ms": round(cuts[98], 3),
-                "requests_per_s": round(len(times_ms) / took_s, 1),
-            }
-        )
-    )
-
-
-def _request(name: str, stream: bool) -> bytes:
-    """Return a request whose prompt nobody has asked before."""
-    text = (ROOT / "README.md").read_text(errors="replace")
-    prompt = (f"{name} {time.time_ns()} " + text * 5)[:CHARS]
-    body = json.dumps(
-        {
-            "model": "mock",
-            "messages": [{"role": "user", "content": prompt}],
-            "max_tokens": ANSWER_TOKENS,
-            "stream": stream,
-        }
-    ).encode()
-    head = (
-        "POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\n"
-        f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-    )
-    return head.encode() + body
-
-
-async def _answer(reader: asyncio.StreamReader, stream: bool) -> None:
-    """Read one whole answer."""
-    head = (await reader.readuntil(b"\r\n\r\n")).lower()
-    assert head.startswith(b"http/1.1 200"), head
-    if stream:
-        await reader.readuntil(b"0\r\n\r\n")
-        return
-    length = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0])
-    await reader.readexactly(length)
+    return {
+        "p50_ms": round(statistics.median(times_ms), 3),
+        "p90_ms": round(cuts[89], 3),
+        "p99_ms": round(cuts[98], 3),
+        # First turns of conversations count here, and not above.
+        "requests_per_s": round(sum(one.asked for one in clients) / took_s, 1),
+    }
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "router":
         uvloop.run(_route(sys.argv[2]))
     else:
-        uvloop.run(_ask(sys.argv[2], int(sys.argv[3]), sys.argv[4] == "1"))
+        uvloop.run(_ask(sys.argv[2], int(sys.argv[3]), sys.argv[4]))

@@ -162,7 +162,7 @@ class PoolActor(ServiceActor):
 
 
 class RouterActor(ServiceActor):
-    """One router."""
+    """One router, alone or beside others on one port."""
 
     def __init__(
         self,
@@ -171,6 +171,7 @@ class RouterActor(ServiceActor):
         *,
         secret: bytes,
         router: RouterSettings,
+        shares_port: bool,
         policies: PolicySettings,
         index: IndexSettings,
         index_url: str,
@@ -184,6 +185,7 @@ class RouterActor(ServiceActor):
                 index=index,
                 routing=load_policy_file(policies.file).new_routing(),
                 secret=secret,
+                shares_port=shares_port,
             )
             return service, await service.start()
 

@@ -97,6 +97,9 @@ def serve(
         str | None, typer.Option(help="What to serve: `smollm2`, a folder, a GGUF file, a hub id.")
     ] = None,
     workers: Annotated[int | None, typer.Option(help="How many workers.")] = None,
+    routers: Annotated[
+        int | None, typer.Option(help="How many routers, which share one port.")
+    ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 picks a free one.")] = None,
 ) -> None:
@@ -104,6 +107,7 @@ def serve(
     flags = _flags(
         (("model", "source"), "--model", model),
         (("cluster", "workers"), "--workers", workers),
+        (("cluster", "routers"), "--routers", routers),
         (("router", "host"), "--host", host),
         (("router", "port"), "--port", port),
     )

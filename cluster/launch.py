@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import logging
 import os
@@ -50,6 +51,8 @@ _POLL_S = 0.2
 _STATE_TIMEOUT_S = 5.0
 _FOLDER_CHARS = 34
 """A socket's path may have 107 characters, of which Ray takes 72 below its folder."""
+_ASKED = 4
+"""Times that each of several routers is asked whether it is ready, on average."""
 _CRASHES = 5
 """Unexpected failures of one part, one after another, after which the cluster gives up."""
 
@@ -112,7 +115,7 @@ class Cluster:
         self._encryption_keys: tuple[bytes, ...] = ()
         self._lease: Lease | None = None
         self._ray: RayRuntime | None = None
-        self._router: Part | None = None
+        self._routers: list[Part] = []
         self._pool: list[Part] = []
         self._workers: list[Part] = []
         self._stopped = False
@@ -128,8 +131,7 @@ class Cluster:
     @property
     def parts(self) -> list[Part]:
         """All actors, in the order of their stop."""
-        router = [self._router] if self._router else []
-        return [*router, *self._workers, *self._pool]
+        return [*self._routers, *self._workers, *self._pool]
 
     def start(self) -> Addresses:
         """Start every part and wait until each is ready.
@@ -156,9 +158,8 @@ class Cluster:
 
     def addresses(self) -> Addresses:
         """Return where the parts answer now."""
-        assert self._router is not None
         return Addresses(
-            router=self._router.state.detail,
+            router=self._routers[0].state.detail,
             index=self._index_url,
             workers={part.name: part.state.detail for part in self._workers},
             pool={part.name: part.state.detail for part in self._pool},
@@ -203,7 +204,7 @@ class Cluster:
         stopping()
         drain_s = self._config.cluster.drain_timeout_s
         if self._ray is not None:
-            for group in ([self._router] if self._router else [], self._workers, self._pool):
+            for group in (self._routers, self._workers, self._pool):
                 # One that never was ready has nothing to end, and may not answer yet.
                 ready = [part.handle for part in group if part.state.phase is Phase.READY]
                 self._ray.stop(ready, drain_s)
@@ -227,19 +228,22 @@ class Cluster:
         """Return what is not ready yet; nothing when the router can reach every worker."""
         if parts := [p for p in self.parts if p.state.phase is not Phase.READY]:
             return ", ".join(f"{p.name} ({p.state.detail or p.state.phase})" for p in parts)
-        try:
-            answer = httpx.get(
-                f"{self.addresses().router}/ready",
-                timeout=_STATE_TIMEOUT_S,
-                verify=trusted(self._router_settings),
-            )
-            reached = answer.json()["workers"] if answer.is_success else 0
-            if reached:
-                self.model = answer.json()["model"]
-        except httpx.HTTPError as error:
-            return f"router ({error})"
         workers = len(self._workers)
-        return "" if reached >= workers else f"router (reaches {reached} of {workers} workers)"
+        # Which of several routers answers is the system's choice, anew for each connection.
+        for _ in range(1 if len(self._routers) == 1 else _ASKED * len(self._routers)):
+            try:
+                answer = httpx.get(
+                    f"{self.addresses().router}/ready",
+                    timeout=_STATE_TIMEOUT_S,
+                    verify=trusted(self._router_settings),
+                )
+            except httpx.HTTPError as error:
+                return f"router ({error})"
+            reached = answer.json()["workers"] if answer.is_success else 0
+            if reached < workers:
+                return f"router (reaches {reached} of {workers} workers)"
+            self.model = answer.json()["model"]
+        return ""
 
     def _failed(self, part: Part, state: State) -> None:
         part.failures += 1
@@ -341,17 +345,23 @@ class Cluster:
         beside = -(-config.cluster.workers // len(nodes))
         threads = config.model.threads or max(1, cores // beside)
         model = config.model.model_copy(update={"threads": threads})
-        self._router = Part(
-            "router",
-            lambda: ray.actor(
-                RouterActor,
-                "router",
-                self._logs,
-                secret=self._secret,
-                router=self._router_settings,
-                **common,
-            ),
-        )
+        routers = config.cluster.routers
+        self._routers = [
+            Part(
+                name,
+                functools.partial(
+                    ray.actor,
+                    RouterActor,
+                    name,
+                    self._logs,
+                    secret=self._secret,
+                    router=self._router_settings,
+                    shares_port=routers > 1,
+                    **common,
+                ),
+            )
+            for name in (["router"] if routers == 1 else [f"router-{i}" for i in range(routers)])
+        ]
         turns = itertools.cycle(nodes)
         self._pool = [
             self._part(ray, PoolActor, f"pool-{i}", next(turns), pool=pool, **common)

@@ -13,6 +13,12 @@ class ClusterSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     workers: int = Field(default=2, ge=1, le=64, description="Workers, one model copy each.")
+    routers: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="Routers, a process each, which share one port; the system deals connections out to them.",
+    )
     ray_address: str = Field(
         default="",
         description=(

@@ -11,6 +11,8 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from pie.router.api.usage import Shaper, Usage, usage
 from pie.router.dispatch import Dispatcher
 from pie.router.errors import ApiError
@@ -165,12 +167,13 @@ class Answerer:
             if not pieces:
                 raise ClientGoneError
             ended = mailbox.ended
-            shaped = map(shaper.event, pieces)
-            events = [event for event in shaped if event is not None]
+            events: list[msgspec.Struct] = []
             if not begun:
                 begun = True
                 await exchange.begin_stream(_headers(generations))
-                events = [*shaper.opening(len(generations)), *events]
+                events += shaper.opening(len(generations))
+            for piece in pieces:
+                events += shaper.events(piece)
             if ended:
                 if usage_events:
                     events.append(shaper.closing(_usage(generations, choices)))

@@ -30,8 +30,10 @@ from pie.router.answer import Answerer
 from pie.router.api.body import BodyLimits, GenerationBody, parse_body
 from pie.router.api.chat import ChatBody
 from pie.router.api.chat_answers import ChatShaper
-from pie.router.api.completions import CompletionBody, CompletionShaper
+from pie.router.api.completions import CompletionBody, CompletionShaper, Echo
 from pie.router.api.listing import Model, ModelList
+from pie.router.api.responses import ResponsesBody
+from pie.router.api.responses_answers import ResponsesShaper
 from pie.router.api.usage import Shaper
 from pie.router.census import Census, CensusTaker
 from pie.router.conversing import Calling, conversation
@@ -46,8 +48,10 @@ from pie.router.metrics import RouterMetrics
 from pie.router.models import ModelCatalog, ServedModel
 from pie.router.prefix import Prefix
 from pie.router.prompt import Prompt
+from pie.router.responding import Responding, ResponseStore, as_response
 from pie.router.settings import RouterSettings
 from pie.router.status import ClusterStatus
+from pie.router.tokenizing import Tokenizing
 from pie.router.workers import WorkerSet
 from pie.wire.messages import Grammar
 
@@ -103,6 +107,9 @@ class RouterApp:
             max_stop_strings=settings.max_stop_strings,
             max_logprobs=settings.max_logprobs,
         )
+        store = ResponseStore(int(settings.responses_bytes))
+        self._responding = Responding(store, self._limits)
+        self._tokenizing = Tokenizing(catalog, self._limits, gate)
 
     def asgi(self) -> Starlette:
         """Return the ASGI application."""
@@ -111,6 +118,20 @@ class RouterApp:
             routes=[
                 Route("/v1/chat/completions", self._endpoint(self._chat), methods=post),
                 Route("/v1/completions", self._endpoint(self._complete), methods=post),
+                Route("/v1/responses", self._endpoint(self._respond), methods=post),
+                Route(
+                    "/v1/responses/{response_id}",
+                    self._endpoint(self._responding.show),
+                    methods=get,
+                ),
+                Route(
+                    "/v1/responses/{response_id}",
+                    self._endpoint(self._responding.delete),
+                    methods=["DELETE"],
+                ),
+                Route("/v1/embeddings", self._endpoint(self._tokenizing.embeddings), methods=post),
+                Route("/tokenize", self._endpoint(self._tokenizing.tokenize), methods=post),
+                Route("/detokenize", self._endpoint(self._tokenizing.detokenize), methods=post),
                 Route("/v1/models", self._endpoint(self._list_models), methods=get),
                 Route("/v1/models/{model:path}", self._endpoint(self._model), methods=get),
                 Route("/health", self._endpoint(self._health, public=True), methods=get),
@@ -137,7 +158,7 @@ class RouterApp:
             app.add_middleware(
                 CORSMiddleware,
                 allow_origins=self._settings.cors_origins,
-                allow_methods=[*get, *post],
+                allow_methods=[*get, *post, "DELETE"],
                 allow_headers=["authorization", "content-type"],
                 expose_headers=list(openapi.ANSWER_HEADERS),
             )
@@ -176,7 +197,30 @@ class RouterApp:
         arrived_s = time.monotonic()
         self._gate.check()
         body = parse_body(ChatBody, await exchange.body(), self._limits)
-        model = self._served(body.model)
+        await self._converse(exchange, body, ChatShaper, arrived_s, usage_events=body.include_usage)
+
+    async def _respond(self, exchange: Exchange) -> None:
+        arrived_s = time.monotonic()
+        self._gate.check()
+        body = parse_body(ResponsesBody, await exchange.body(), self._limits)
+        try:
+            chat, keep = self._responding.chat(body, exchange.caller)
+            shaper = partial(ResponsesShaper, body=body, keep=keep)
+            await self._converse(exchange, chat, shaper, arrived_s, usage_events=True)
+        except ApiError as error:
+            raise as_response(error) from error
+
+    async def _converse(
+        self,
+        exchange: Exchange,
+        body: ChatBody,
+        shaper: Callable[..., Shaper],
+        arrived_s: float,
+        *,
+        usage_events: bool,
+    ) -> None:
+        """Answer a conversation."""
+        model = self._catalog.served(body.model)
         with self._gate.enter(body.sequences), exchange.caller.enter(body.sequences):
             calling = Calling(body, model.prompts)
             grammar = calling.grammar(body.grammar())
@@ -185,6 +229,7 @@ class RouterApp:
                 model=model.name,
                 salt=exchange.caller.salt(body.cache_salt),
                 context_tokens=model.context_tokens,
+                keep=body.kept_tokens(model.context_tokens),
             )
             await self._generate(
                 exchange,
@@ -193,7 +238,7 @@ class RouterApp:
                 [prompt],
                 arrived_s,
                 partial(
-                    ChatShaper,
+                    shaper,
                     reader=calling.reader(prompt),
                     id_chars=calling.format.id_chars if calling.format else _ID_CHARS,
                 ),
@@ -203,29 +248,38 @@ class RouterApp:
                 limit=body.token_limit,
                 logprobs=body.logprobs_wanted,
                 default_tokens=None,
+                usage_events=usage_events,
             )
 
     async def _complete(self, exchange: Exchange) -> None:
         arrived_s = time.monotonic()
         self._gate.check()
         body = parse_body(CompletionBody, await exchange.body(), self._limits)
-        model = self._served(body.model)
+        model = self._catalog.served(body.model)
         sequences = body.sequences * len(body.prompts)
         with self._gate.enter(sequences), exchange.caller.enter(sequences):
-            prompts = [await _plain(model, asked) for asked in body.prompts]
+            keep = body.kept_tokens(model.context_tokens)
+            prompts = [await _plain(model, asked, keep) for asked in body.prompts]
+            spelled: Sequence[str | Sequence[int]] = body.prompts if body.echo else ()
+            echoes = [
+                _echo(model, asked, prompt) for asked, prompt in zip(spelled, prompts, strict=False)
+            ]
+            shaper = partial(CompletionShaper, choices=body.choices, echoes=echoes)
             await self._generate(
                 exchange,
                 body,
                 model,
                 prompts,
                 arrived_s,
-                CompletionShaper,
+                shaper,
                 param="prompt",
                 grammar=body.grammar(),
                 shows_special=body.shows_special,
                 limit=body.token_limit,
                 logprobs=body.logprobs,
                 default_tokens=self._settings.default_completion_tokens,
+                usage_events=body.include_usage,
+                prompt_logprobs=body.logprobs if body.echo else None,
             )
 
     async def _generate(
@@ -243,10 +297,16 @@ class RouterApp:
         limit: tuple[str, int | None],
         logprobs: int | None,
         default_tokens: int | None,
+        usage_events: bool,
+        prompt_logprobs: int | None = None,
     ) -> None:
         """Make orders and answer them."""
         request_id = exchange.request_id
-        sampling = body.sampling(logprobs=logprobs, vocab_size=model.vocab_size)
+        sampling = body.sampling(
+            logprobs=logprobs,
+            vocab_size=model.vocab_size,
+            bad_words=model.prompts.bad_words(body.bad_words or ()),
+        )
         choices = body.sequences
         likeliest = None
         if body.choices < choices:
@@ -277,38 +337,25 @@ class RouterApp:
                 param=param,
                 session=caller.session(body.session),
                 priority=caller.priority_of(body.priority),
+                # The choices of a prompt share what is told of it.
+                prompt_logprobs=prompt_logprobs if choice == 0 else None,
                 only_place=place,
                 arrived_s=arrived_s,
             )
             for prompt in prompts
             for prefix in (Prefix(prompt.ids, salt),)
-            for seeded in samplings
+            for choice, seeded in enumerate(samplings)
         ]
         caller.prompt(sum(len(prompt.ids) for prompt in prompts))
         await self._answerer.answer(
             exchange,
             orders,
-            shaper(request_id, int(time.time()), model.name, usage_events=body.include_usage),
+            shaper(request_id, int(time.time()), model.name, usage_events=usage_events),
             choices=choices,
             likeliest=likeliest,
             stream=bool(body.stream),
-            usage_events=body.include_usage,
+            usage_events=usage_events,
         )
-
-    def _served(self, name: str) -> ServedModel:
-        """Return the model of that name.
-
-        Raises:
-            ApiError: 404 where nobody serves it, 503 where somebody did or nobody serves anything.
-        """
-        model = self._catalog.get(name)
-        if model is not None:
-            return model
-        if self._catalog.was_served(name) or not self._catalog.models:
-            problems = self._catalog.problems
-            why = f" ({problems[0]})" if problems else ""
-            raise unavailable(f"No worker is ready{why}.", self._settings.retry_after_s)
-        raise model_not_found(name)
 
     def _place(self, name: str | None) -> PlaceId | None:
         """Return the place that a request is directed at.
@@ -378,13 +425,22 @@ class RouterApp:
         await exchange.respond_json(200, self._document)
 
 
-async def _plain(model: ServedModel, asked: str | Sequence[int]) -> Prompt:
+async def _plain(model: ServedModel, asked: str | Sequence[int], keep: int | None) -> Prompt:
     """Return one prompt of several; streams have a turn before each."""
     await asyncio.sleep(0)
     context_tokens = model.context_tokens
     if isinstance(asked, str):
-        return await model.prompts.text(asked, context_tokens=context_tokens)
-    return model.prompts.tokens(asked, context_tokens=context_tokens, vocab_size=model.vocab_size)
+        return await model.prompts.text(asked, context_tokens=context_tokens, keep=keep)
+    return model.prompts.tokens(
+        asked, context_tokens=context_tokens, vocab_size=model.vocab_size, keep=keep
+    )
+
+
+def _echo(model: ServedModel, asked: str | Sequence[int], prompt: Prompt) -> Echo:
+    """Return a prompt as its answers begin with it."""
+    tokenizer = model.prompts.tokenizer
+    text = asked if isinstance(asked, str) else tokenizer.decode(asked, skip_special_tokens=False)
+    return Echo(text, tokenizer.token_bytes(prompt.ids[0]))
 
 
 def _room(

@@ -12,7 +12,8 @@ from functools import partial
 
 import msgspec
 
-from pie.router.api.chat import ChatBody, ChatMessage
+from pie.router.api.chat import ChatBody
+from pie.router.api.conversation import ChatMessage, ConversationBody
 from pie.router.api.structured import only_one
 from pie.router.api.tools import NamedTool, Tool
 from pie.router.errors import invalid
@@ -25,7 +26,7 @@ from pie.wire.messages import Grammar
 _MOST_CALLS = 1024
 
 
-def conversation(body: ChatBody) -> Conversation:
+def conversation(body: ConversationBody) -> Conversation:
     """Return what the model's chat template is given."""
     return Conversation(
         messages=[message.plain() for message in body.messages],

@@ -167,6 +167,7 @@ class Dispatcher:
             ),
             deadline_s=remaining_s,
             priority=order.priority,
+            prompt_logprobs=order.prompt_logprobs if generation.first_token_s is None else None,
         )
         running = Running(
             sink=generation,

@@ -45,6 +45,8 @@ class Order:
     session: str | None = None
     priority: int = 0
     """Workers take a smaller one first."""
+    prompt_logprobs: int | None = None
+    """Likeliest tokens to report at each position of the prompt; None reports nothing."""
     only_place: PlaceId | None = None
     """Directs the request at one worker, for tools and tests."""
     arrived_s: float = 0.0

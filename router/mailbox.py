@@ -7,6 +7,7 @@ writes to the client. Does not cover sockets (`pie.router.exchange`) or shapes (
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pie.router.errors import ApiError
@@ -20,6 +21,8 @@ class Piece:
     index: int
     texts: list[str] = field(default_factory=list)
     logprobs: list[PositionLogprobs] = field(default_factory=list)
+    prompt_logprobs: Sequence[PositionLogprobs] | None = None
+    """Of the prompt, where they were asked for: with the first piece."""
     finish: FinishReason | None = None
 
     @property
@@ -31,6 +34,8 @@ class Piece:
         """Take in one more delta."""
         if delta.text:
             self.texts.append(delta.text)
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs = delta.prompt_logprobs
         if delta.logprobs:
             self.logprobs.extend(delta.logprobs)
         if delta.finish_reason is not None:

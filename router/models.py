@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from pie.index.contract import PlaceRecord
-from pie.router.errors import TokenizerMismatchError
+from pie.router.errors import TokenizerMismatchError, model_not_found, unavailable
 from pie.router.memory import AnswerMemory
 from pie.router.prompt import PromptMaker
 from pie.tokens.errors import TokensError
@@ -61,6 +61,7 @@ class ModelCatalog:
         thread_bytes: Longer texts are tokenised in a thread.
         threads: Where tokenizers are loaded and long texts tokenised.
         on_change: Called when a tokenizer has been loaded.
+        retry_after_s: What a client is told to wait for a model that may come back.
     """
 
     def __init__(
@@ -71,12 +72,14 @@ class ModelCatalog:
         thread_bytes: int,
         threads: Executor,
         on_change: Callable[[], None],
+        retry_after_s: float = 2.0,
     ) -> None:
         self._memory = memory
         self._pieces = pieces
         self._thread_bytes = thread_bytes
         self._threads = threads
         self._on_change = on_change
+        self._retry_after_s = retry_after_s
         self._makers: dict[str, PromptMaker] = {}
         self._loads: dict[str, asyncio.Task[None]] = {}
         self._failed: dict[str, tuple[float, str]] = {}
@@ -96,6 +99,20 @@ class ModelCatalog:
     def get(self, name: str) -> ServedModel | None:
         """Return the model of that name; None where nobody serves it now."""
         return self._models.get(name)
+
+    def served(self, name: str) -> ServedModel:
+        """Return the model of that name.
+
+        Raises:
+            ApiError: 404 where nobody serves it, 503 where somebody did or nobody serves anything.
+        """
+        model = self._models.get(name)
+        if model is not None:
+            return model
+        if self.was_served(name) or not self._models:
+            why = f" ({self.problems[0]})" if self.problems else ""
+            raise unavailable(f"No worker is ready{why}.", self._retry_after_s)
+        raise model_not_found(name)
 
     def was_served(self, name: str) -> bool:
         """Say whether this router has ever seen a worker with a model of that name."""

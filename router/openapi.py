@@ -22,6 +22,17 @@ from pie.router.api.inferlets import (
     RunEvent,
 )
 from pie.router.api.listing import ApiErrorBody, Model, ModelList
+from pie.router.api.responses import ResponsesBody
+from pie.router.api.responses_answers import Response, ResponseEvent
+from pie.router.api.tokens import (
+    DetokenizeBody,
+    Detokenized,
+    EmbeddingsBody,
+    TokenizeConversation,
+    Tokenized,
+    TokenizeText,
+)
+from pie.router.responding import Deleted
 from pie.router.status import ClusterStatus
 
 _REF = "#/components/schemas/"
@@ -47,8 +58,19 @@ def document() -> dict[str, Any]:
     """Return the OpenAPI document of the router."""
     _, bodies = models_json_schema(
         [
-            (body, "validation")
-            for body in (ChatBody, CompletionBody, InstallBody, RunBody, MessageBody)
+            (kind, "validation")
+            for kind in (
+                ChatBody,
+                CompletionBody,
+                TokenizeText,
+                TokenizeConversation,
+                DetokenizeBody,
+                EmbeddingsBody,
+                ResponsesBody,
+                InstallBody,
+                RunBody,
+                MessageBody,
+            )
         ],
         ref_template=_REF + "{model}",
     )
@@ -57,6 +79,11 @@ def document() -> dict[str, Any]:
             ChatCompletion,
             ChatChunk,
             Completion,
+            Response,
+            ResponseEvent,
+            Deleted,
+            Tokenized,
+            Detokenized,
             Model,
             ModelList,
             ApiErrorBody,
@@ -76,6 +103,20 @@ def document() -> dict[str, Any]:
         "paths": {
             "/v1/chat/completions": _generation("ChatBody", "ChatCompletion", "ChatChunk"),
             "/v1/completions": _generation("CompletionBody", "Completion", "Completion"),
+            "/v1/responses": _generation("ResponsesBody", "Response", "ResponseEvent"),
+            "/v1/responses/{response_id}": {
+                "get": _answer("A response that is kept.", "Response"),
+                "delete": _answer("Forget a response.", "Deleted"),
+            }
+            | _in_path("response_id"),
+            "/v1/embeddings": _asked("Refused: no model here has any.", None, "EmbeddingsBody"),
+            "/tokenize": _asked(
+                "The ids of a text or a conversation.",
+                "Tokenized",
+                "TokenizeText",
+                "TokenizeConversation",
+            ),
+            "/detokenize": _asked("The text of token ids.", "Detokenized", "DetokenizeBody"),
             "/v1/models": {"get": _answer("The models that can be asked for.", "ModelList")},
             "/v1/models/{model}": {
                 "get": _answer("One model.", "Model") | _in_path("model"),
@@ -132,6 +173,14 @@ def _generation(body: str, answer: str, chunk: str) -> dict[str, Any]:
             },
         }
     }
+
+
+def _asked(summary: str, answer: str | None, *bodies: str) -> dict[str, Any]:
+    """Return the path of an endpoint that answers one of some bodies."""
+    shapes: list[dict[str, Any]] = [{"$ref": _REF + body} for body in bodies]
+    shape = shapes[0] if len(shapes) == 1 else {"anyOf": shapes}
+    body = {"required": True, "content": {"application/json": {"schema": shape}}}
+    return {"post": _answer(summary, answer) | {"requestBody": body}}
 
 
 def _in_path(name: str) -> dict[str, Any]:

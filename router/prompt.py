@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -24,6 +24,9 @@ from pie.tokens.template import ChatTemplate, Message
 from pie.tokens.tokenizer import Tokenizer
 
 T = TypeVar("T")
+
+_ALL = 1 << 40
+"""Room for any prompt."""
 
 _PROBE_CHARS = 8
 """Characters for each token of the context that are tokenised first when a text has more: English
@@ -100,9 +103,15 @@ class PromptMaker:
         self._breaks = tuple(self._pieces.cuts)
 
     async def conversation(
-        self, asked: Conversation, *, model: str, salt: str | None, context_tokens: int
+        self,
+        asked: Conversation,
+        *,
+        model: str,
+        salt: str | None,
+        context_tokens: int,
+        keep: int | None = None,
     ) -> Prompt:
-        """Return the prompt of a conversation with a model.
+        """Return the prompt of a conversation with a model, its last `keep` tokens where that is set.
 
         Raises:
             ApiError: The template does not take it, or it is longer than the context.
@@ -115,29 +124,68 @@ class PromptMaker:
         return await self._run(
             # Tools come from a body of bounded size, and may be as long as it.
             self._is_long(size, turns) or bool(asked.tools and len(asked.tools) > _THREAD_TOOLS),
-            lambda: self._conversation(asked, space, context_tokens),
+            lambda: self._conversation(asked, space, context_tokens, keep),
         )
 
-    async def text(self, text: str, *, context_tokens: int) -> Prompt:
-        """Return the prompt of a plain text.
+    async def text(self, text: str, *, context_tokens: int, keep: int | None = None) -> Prompt:
+        """Return the prompt of a plain text, its last `keep` tokens where that is set.
 
         Raises:
             ApiError: It is longer than the context, or has no tokens.
         """
         return await self._run(
-            len(text) > self._thread_bytes, lambda: self._text(text, context_tokens)
+            len(text) > self._thread_bytes, lambda: self._text(text, context_tokens, keep)
         )
 
-    def tokens(self, ids: Sequence[int], *, context_tokens: int, vocab_size: int) -> Prompt:
-        """Return the prompt of token ids.
+    def bad_words(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
+        """Return words as token sequences, each as it is spelled at a beginning and amid a text.
+
+        Raises:
+            ApiError: One is not Unicode.
+        """
+        found: dict[tuple[int, ...], None] = {}
+        try:
+            for word in words:
+                for text in (word.lstrip(), f" {word.lstrip()}"):
+                    if ids := tuple(self.tokenizer.encode(text)):
+                        found[ids] = None
+        except TextError as error:
+            raise invalid(f"bad_words: {error}", "bad_words") from error
+        return tuple(found)
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Return the ids of a text that is no prompt.
+
+        Raises:
+            ApiError: It is not Unicode.
+        """
+        long = len(text) > self._thread_bytes
+        try:
+            return await self._run(
+                long, lambda: self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            )
+        except TextError as error:
+            raise invalid(f"prompt: {error}", "prompt") from error
+
+    def tokens(
+        self,
+        ids: Sequence[int],
+        *,
+        context_tokens: int,
+        vocab_size: int,
+        keep: int | None = None,
+    ) -> Prompt:
+        """Return the prompt of token ids, the last `keep` of them where that is set.
 
         Raises:
             ApiError: It is longer than the context, or an id lies outside the vocabulary.
         """
-        if len(ids) >= context_tokens:
-            raise too_long("prompt", context_tokens, len(ids))
         if not ids:
             raise invalid("prompt: must not be empty", "prompt")
+        if keep is not None:
+            ids = ids[-keep:]
+        if len(ids) >= context_tokens:
+            raise too_long("prompt", context_tokens, len(ids))
         if min(ids) < 0 or max(ids) >= vocab_size:
             raise invalid(f"prompt: token ids are at least 0 and below {vocab_size}", "prompt")
         return Prompt(array("I", ids))
@@ -191,7 +239,9 @@ class PromptMaker:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    def _conversation(self, asked: Conversation, space: bytes, context_tokens: int) -> Prompt:
+    def _conversation(
+        self, asked: Conversation, space: bytes, context_tokens: int, keep: int | None
+    ) -> Prompt:
         assert self.template is not None
         try:
             rendered = self.template.render(
@@ -205,6 +255,11 @@ class PromptMaker:
         turns = asked.turns
         if asked.continues:
             rendered = _up_to_last(rendered, turns[-1].text)
+        if keep is not None:
+            ids = self._remembering(space, rendered, _ALL)[-keep:]
+            if len(ids) >= context_tokens:
+                raise too_long("messages", context_tokens, len(ids))
+            return Prompt(ids)
         known = self._memory.recall(space, turns, rendered)
         if known is not None and rendered.startswith(self._breaks, known.chars):
             room = context_tokens - len(known.ids)
@@ -215,8 +270,9 @@ class PromptMaker:
             raise too_long("messages", context_tokens, len(ids))
         return Prompt(ids, turns, rendered, space)
 
-    def _text(self, text: str, context_tokens: int) -> Prompt:
-        ids = self._encode(text, "prompt", context_tokens, add_special_tokens=True)
+    def _text(self, text: str, context_tokens: int, keep: int | None) -> Prompt:
+        room = context_tokens if keep is None else _ALL
+        ids = self._encode(text, "prompt", room, add_special_tokens=True)[-(keep or 0) :]
         if not ids:
             raise invalid("prompt: has no tokens", "prompt")
         if len(ids) >= context_tokens:

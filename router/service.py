@@ -80,6 +80,7 @@ class RouterService:
         wire: Limits of connections to workers.
         secret: 32 bytes that all of the cluster share; keys the tags of tenants, and connections
             beyond this host.
+        shares_port: Whether other routers of this user may listen on the same port.
     """
 
     def __init__(
@@ -91,7 +92,9 @@ class RouterService:
         routing: RoutingPolicy | None = None,
         wire: WireSettings | None = None,
         secret: bytes | None = None,
+        shares_port: bool = False,
     ) -> None:
+        self._shares_port = shares_port
         self.settings = settings
         self._secret = secret
         self.metrics = RouterMetrics()
@@ -106,6 +109,7 @@ class RouterService:
             thread_bytes=int(settings.thread_bytes),
             threads=self._threads,
             on_change=self._look,
+            retry_after_s=settings.retry_after_s,
         )
         self._gate = Gate(settings.max_in_flight, settings.retry_after_s, self.metrics)
         chooser = Chooser(self._mirror, routing, self.metrics)
@@ -182,7 +186,7 @@ class RouterService:
             PortBusyError: The address is taken.
             AddressUnusableError: It is not this machine's, or not allowed.
         """
-        listener = _listener(self.settings)
+        listener = _listener(self.settings, shares_port=self._shares_port)
         host, port = listener.getsockname()[:2]
         self._url = self.settings.url(host, port)
         await self._feed.start()
@@ -326,7 +330,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _listener(settings: RouterSettings) -> socket.socket:
+def _listener(settings: RouterSettings, *, shares_port: bool) -> socket.socket:
     """Return a listening socket.
 
     Raises:
@@ -336,6 +340,8 @@ def _listener(settings: RouterSettings) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shares_port:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             # Connections inherit it: one whose client takes nothing for so long is dropped.
             listener.setsockopt(

@@ -188,6 +188,13 @@ class RouterSettings(BaseModel):
         description="Memory for the texts of programs (inferlets) that clients installed; those that "
         "were not run for the longest are forgotten beyond it.",
     )
+    responses_bytes: ByteSize = Field(
+        default=ByteSize(64 * 1024 * 1024),
+        ge=0,
+        le=1 << 40,
+        description="Memory for responses of `/v1/responses` and their conversations, which "
+        "`previous_response_id` goes on with.",
+    )
     explained_requests: int = Field(
         default=10_000,
         ge=0,

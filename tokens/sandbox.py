@@ -118,6 +118,11 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         right: Any,  # noqa: ANN401
     ) -> Any:  # noqa: ANN401
         """Work out a binary operation, unless its result would be too large."""
+        if operator == "+" and type(left) is str and type(right) is str:
+            # Most of what templates do, in a quarter of the time.
+            run = current()
+            run.check_size(len(left) + len(right))
+            return run.note(left + right)
         _BINARY_CHECKS[operator](left, right)
         return current().note(super().call_binop(context, operator, left, right))
 

@@ -107,6 +107,8 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     """Divides the positive logits of tokens in prompt and output, and multiplies the negative ones."""
     min_tokens: int = 0
     """No token ends the answer before there are so many; a grammar that has ended does."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Token sequences of which none is in the answer; a grammar goes before them."""
 
 
 class GrammarKind(enum.StrEnum):
@@ -161,6 +163,9 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
     moment."""
     deadline_s: float | None = None
     """Seconds from receipt after which the worker gives the request up."""
+    prompt_logprobs: int | None = None
+    """How many of the likeliest tokens to report at each position of the prompt, with the first token;
+    the whole prompt is computed for it. None reports nothing."""
     priority: int = 0
     """Among those that wait, or must yield, a smaller one is served first."""
 
@@ -303,6 +308,8 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     stop_string: str | None = None
     error: str | None = None
     """Set with `FinishReason.FAILED`: what went wrong, in one sentence."""
+    prompt_logprobs: tuple[PositionLogprobs, ...] | None = None
+    """With a request's first token, where it asked: of the prompt's tokens from the second on."""
 
 
 class Load(msgspec.Struct, frozen=True, array_like=True):

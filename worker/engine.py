@@ -405,6 +405,7 @@ class Engine:
         for page in self._scheduler.advance(chunk, now_s, is_pure=outcome.pure[index]):
             self._put_store(page_to_store(working_set, page))
         self._put_store(snapshot_to_store(working_set))
+        generation.read_prompt(outcome.prompts.get(index, ()))
         if not chunk.draws:
             return
         own, *drawn = outcome.drawn[index]
@@ -432,13 +433,12 @@ class Engine:
 
     def _push(self, generation: Generation, drawn: Drawn, now_s: float) -> None:
         """Give a generation its next token."""
-        before, sequence = generation.request.output_start, generation.sequence
-        first = generation.is_first
+        request, sequence, first = generation.request, generation.sequence, generation.is_first
         delta = generation.push(drawn.token, drawn.logprobs, now_s)
         if first:
-            self._counters.cached_tokens_device += min(before, sequence.cached_device)
+            self._counters.cached_tokens_device += min(request.output_start, sequence.cached_device)
             for tier, tokens in sequence.cached_by_load.items():
-                self._counters.cached_tokens_loaded[tier] += min(before, tokens)
+                self._counters.cached_tokens_loaded[tier] += min(request.output_start, tokens)
         self._tell(generation, delta)
         if delta.finish_reason is not None:
             self._counters.finished += 1

@@ -7,7 +7,7 @@ token is drawn (`pie.worker.sampling`) or when (`pie.worker.scheduler`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Set as AbstractSet
 from dataclasses import dataclass
 
 from pie.tokens.detokenizer import Detokenizer
@@ -22,7 +22,7 @@ from pie.wire.messages import (
 )
 from pie.worker.draws import fresh_seed
 from pie.worker.grammar import Constraint
-from pie.worker.sampling import SamplingRow
+from pie.worker.sampling import SamplingRow, bad_word_tail
 from pie.worker.sequence import Sequence, SequenceState
 
 RequestKey = tuple[bytes, str]
@@ -73,6 +73,7 @@ class Generation:
             seen=set(tokens) if repeats else set(),
             ends=self._stop_ids,
             constraint=constraint,
+            tail=bad_word_tail(request.sampling, output),
         )
         self._vocabulary = vocabulary
         self._detokenizer = Detokenizer(
@@ -85,6 +86,9 @@ class Generation:
         self._stops.push(self._detokenizer.push(output))
         self._room = min(request.max_tokens - len(output), vocabulary.context_tokens - len(tokens))
         self._first_token_s: float | None = None
+        self._prompt_logprobs: list[PositionLogprobs] = []
+        if request.prompt_logprobs is not None:
+            sequence.working_set.own_from = 0
 
     @property
     def key(self) -> RequestKey:
@@ -106,6 +110,20 @@ class Generation:
         """Whether there is no room for another token."""
         return self._room <= 0
 
+    @property
+    def unread(self) -> range:
+        """Positions of prompt tokens whose log-probabilities are wanted and not known yet."""
+        if self.request.prompt_logprobs is None or not self.is_first:
+            return range(0)
+        return range(len(self._prompt_logprobs) + 1, self.request.output_start)
+
+    def read_prompt(self, logprobs: Iterable[PositionLogprobs]) -> None:
+        """Take in log-probabilities of the next prompt tokens, now that a chunk is computed."""
+        self._prompt_logprobs.extend(logprobs)
+        working_set = self.sequence.working_set
+        if working_set.own_from is not None:
+            working_set.own_from = working_set.computed if self.unread else None
+
     def push(self, token: int, logprobs: PositionLogprobs | None, now_s: float) -> TokenDelta:
         """Take the next token and return what to tell the router; it may be the last.
 
@@ -120,6 +138,7 @@ class Generation:
         self.sequence.working_set.append(token)
         self.row.position += 1
         self.row.counts[token] += 1
+        self.row.tail.append(token)
         self._room -= 1
         started = self._start(now_s)
         finish: FinishReason | None = None
@@ -144,6 +163,7 @@ class Generation:
             started=started,
             logprobs=None if logprobs is None else (logprobs,),
             stop_string=self._stops.matched,
+            prompt_logprobs=self._read() if started is not None else None,
         )
 
     def spent(self) -> TokenDelta:
@@ -164,6 +184,13 @@ class Generation:
             finish_reason=FinishReason.FAILED,
             error=reason,
         )
+
+    def _read(self) -> tuple[PositionLogprobs, ...] | None:
+        """Return what was wanted of the prompt, and keep it no longer."""
+        if self.request.prompt_logprobs is None:
+            return None
+        read, self._prompt_logprobs = tuple(self._prompt_logprobs), []
+        return read
 
     def _start(self, now_s: float) -> Started | None:
         if self._first_token_s is not None:

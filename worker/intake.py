@@ -18,6 +18,7 @@ from pie.wire.messages import Generate, RefusalCode, Sampling
 _TOKEN_BYTES = 4
 _MOST_LOGPROBS = 256
 _MOST_STOPS = 256
+_MOST_BAD_WORDS = 512
 _MOST_BIASES = 4096
 """Biases are put together anew at each step, a microsecond each."""
 
@@ -69,6 +70,9 @@ class Intake:
             raise _bad("a stop string is empty")
         if len(request.stop) > _MOST_STOPS or len(request.stop_token_ids) > _MOST_STOPS:
             raise _bad(f"more than {_MOST_STOPS} stop strings or stop tokens")
+        wanted = request.prompt_logprobs
+        if wanted is not None and not 0 <= wanted <= _MOST_LOGPROBS:
+            raise _bad(f"prompt_logprobs must be between 0 and {_MOST_LOGPROBS}")
         check_sampling(request.sampling)
         return tokens
 
@@ -101,6 +105,10 @@ def check_sampling(sampling: Sampling) -> None:
                 "repetition_penalty must be above 0",
             ),
             (sampling.min_tokens >= 0, "min_tokens must be 0 or more"),
+            (
+                len(sampling.bad_words) <= _MOST_BAD_WORDS and all(sampling.bad_words),
+                f"bad_words must be at most {_MOST_BAD_WORDS} sequences, none of them empty",
+            ),
             (
                 sampling.logprobs is None or 0 <= sampling.logprobs <= _MOST_LOGPROBS,
                 f"logprobs must be between 0 and {_MOST_LOGPROBS}",

@@ -46,6 +46,8 @@ class Outcome:
     """Whether the pass was one whose pages may have keys."""
     output: StepOutput
     """All that the model gave."""
+    prompts: dict[int, list[PositionLogprobs]] = field(default_factory=dict)
+    """Log-probabilities of the prompt tokens that a chunk is the first to tell of, where wanted."""
     drawn: dict[int, list[Drawn]] = field(default_factory=dict)
     """What was drawn after each chunk that draws: a token for each generation in order."""
 
@@ -65,7 +67,7 @@ def compute(
         token_bytes: Tokens as bytes.
         others: Passes that run in the same step, behind the chunks.
     """
-    passes = [*(_pass(chunk) for chunk, _ in chunks), *others]
+    passes = [*(_pass(chunk, generations[0]) for chunk, generations in chunks), *others]
     output = runner.run(Batch(passes))
     # Every chunk asks for its last token's logits, drawn from or not: where every layer attends to
     # all tokens, a NaN in any of them reaches the last one.
@@ -77,6 +79,10 @@ def compute(
         [one.is_pure for one in passes],
         output,
     )
+    for i, (chunk, (generation, *_)) in enumerate(chunks):
+        if generation.unread and outcome.finite[i]:
+            found = _prompt_logprobs(chunk, generation, output, i, token_bytes)
+            outcome.prompts[i] = found
     drawing = [
         (i, generation)
         for i, (chunk, generations) in enumerate(chunks)
@@ -104,7 +110,25 @@ def compute(
     return outcome
 
 
-def _pass(chunk: Chunk) -> Pass:
+def _prompt_logprobs(
+    chunk: Chunk, generation: Generation, output: StepOutput, index: int, token_bytes: TokenBytes
+) -> list[PositionLogprobs]:
+    """Return log-probabilities of the prompt tokens that come after a chunk's tokens."""
+    wanted, tokens = generation.unread, chunk.sequence.working_set.tokens
+    start = chunk.sequence.working_set.computed
+    stop = min(start + chunk.tokens + 1, wanted.stop)
+    if stop <= wanted.start:
+        return []
+    # The row of a token tells of the token after it.
+    first = output.rows[index].start + wanted.start - start - 1
+    rows = output.logits[first : first + stop - wanted.start]
+    top = generation.request.prompt_logprobs or 0
+    return position_logprobs(
+        rows, tokens[wanted.start : stop].tolist(), [top] * len(rows), token_bytes
+    )
+
+
+def _pass(chunk: Chunk, generation: Generation) -> Pass:
     working_set = chunk.sequence.working_set
     start, state = working_set.computed, working_set.state
     return Pass(
@@ -112,7 +136,7 @@ def _pass(chunk: Chunk) -> Pass:
         token_ids=working_set.tokens[start : start + chunk.tokens],
         start=start,
         page_ids=working_set.pages,
-        logits=LogitRows.LAST,
+        logits=LogitRows.ALL if generation.unread else LogitRows.LAST,
         write=working_set.writes,
         state_in=None if state is None else state.source,
         state_out=None if state is None else state.target,

@@ -15,8 +15,8 @@ the order of a sort.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Sequence, Set as AbstractSet
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence, Set as AbstractSet
 from dataclasses import dataclass, field
 
 import torch
@@ -49,7 +49,15 @@ class SamplingRow:
     ends: AbstractSet[int] = frozenset()
     """Tokens that may not come before `Sampling.min_tokens`."""
     constraint: Constraint | None = None
-    """What the answer must match, which goes before `ends`."""
+    """What the answer must match, which goes before `ends` and bad words."""
+    tail: deque[int] = field(default_factory=deque)
+    """The latest tokens of the output, as many as a bad word has before its last."""
+
+
+def bad_word_tail(sampling: Sampling, output: Iterable[int]) -> deque[int]:
+    """Return what a row must remember of its output to keep bad words out."""
+    longest = max(map(len, sampling.bad_words), default=1)
+    return deque(output, maxlen=longest - 1)
 
 
 def finite_rows(logits: torch.Tensor) -> list[bool]:
@@ -140,8 +148,7 @@ def _allow(logits: torch.Tensor, rows: Sequence[SamplingRow], *, is_ours: bool) 
             if allowed is None:
                 continue
             forbidden = ~allowed.to(logits.device)
-        elif row.ends and row.position < row.sampling.min_tokens:
-            ids = [token for token in row.ends if token < logits.shape[-1]]
+        elif ids := [token for token in _forbidden(row) if 0 <= token < logits.shape[-1]]:
             forbidden = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
             forbidden[ids] = True
         else:
@@ -150,6 +157,16 @@ def _allow(logits: torch.Tensor, rows: Sequence[SamplingRow], *, is_ours: bool) 
             logits, is_ours = logits.clone(), True
         logits[index].masked_fill_(forbidden, -torch.inf)
     return logits
+
+
+def _forbidden(row: SamplingRow) -> Iterator[int]:
+    """Yield the tokens that may not come next, because of what came before."""
+    if row.position < row.sampling.min_tokens:
+        yield from row.ends
+    tail = tuple(row.tail)
+    for *before, last in row.sampling.bad_words:
+        if tuple(before) == tail[len(tail) - len(before) :]:
+            yield last
 
 
 def _draw_random(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int]:

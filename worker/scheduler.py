@@ -32,6 +32,9 @@ from pie.worker.sequence import Sequence, SequenceState
 from pie.worker.state_table import StateTable
 from pie.worker.working_set import ForkMemory, WorkingSet
 
+_MOST_LOGITS = 256
+"""Tokens of a chunk for each of which logits are kept: of 150,000 they take 150 MB."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -425,6 +428,8 @@ class Scheduler:
         A chunk of a recurrent model ends where a snapshot is due.
         """
         wanted = min(sequence.missing, sequence.working_set.until_snapshot or sequence.missing)
+        if sequence.working_set.own_from is not None:
+            budget = min(budget, _MOST_LOGITS)
         if wanted <= budget:
             return wanted
         start = sequence.working_set.computed

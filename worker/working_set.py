@@ -61,6 +61,9 @@ class WorkingSet:
         """Keys of the full pages of `tokens`, as far as they are pure."""
         self.state = WorkingState(states) if states is not None else None
         """A recurrent model's; None for any other."""
+        self.own_from: int | None = None
+        """Tokens from here on it computes itself, whatever is held of them: what the model gives for
+        them is wanted. None where it is not."""
         self.new_snapshot: int | None = None
         """The page at whose end the last pass left a snapshot that nobody had before."""
         self._states = states
@@ -98,7 +101,9 @@ class WorkingSet:
     @property
     def loadable_keys(self) -> list[PageKey]:
         """Keys of the full pages that are not frozen yet, and of which a load would be of use."""
-        return self.keys[self.frozen : None if self._states is None else self._last_boundary]
+        return self.keys[
+            self.frozen : self._takeable if self._states is None else self._last_boundary
+        ]
 
     @property
     def until_snapshot(self) -> int | None:
@@ -116,7 +121,7 @@ class WorkingSet:
         # A key names all tokens up to its page's end: from the first that differs on, all do.
         same = bisect.bisect_left(both, True, key=lambda at: self.keys[at] != other.keys[at])
         if self._states is None:
-            return same
+            return min(same, self._takeable)
         usable = min(same, self._last_boundary)
         return max((pages for pages in other._due() if pages <= usable), default=0)
 
@@ -128,7 +133,8 @@ class WorkingSet:
         if self.computed != self.frozen * self._page_tokens:
             return 0
         if self._states is None:
-            found = sum(1 for _ in itertools.takewhile(keys.__contains__, self.next_keys))
+            ahead_keys = self.keys[self.frozen : self._takeable]
+            found = sum(1 for _ in itertools.takewhile(keys.__contains__, ahead_keys))
             return found * self._page_tokens
         ahead = range(self._last_boundary, self.frozen, -1)
         end = next((pages for pages in ahead if self.keys[pages - 1] in keys), self.frozen)
@@ -137,7 +143,7 @@ class WorkingSet:
     def held(self) -> Held:
         """Return what there is of its leading pages that it could go on from, without any effect."""
         if self._states is None:
-            return self._table.matching(self.keys)
+            return self._table.matching(self.keys[: self._takeable])
         pages = self._restorable(0)
         return Held(pages, self._table.matching(self.keys[:pages]).idle)
 
@@ -177,7 +183,7 @@ class WorkingSet:
         """
         if self.computed != self.frozen * self._page_tokens:
             return 0  # in the middle of a page
-        end = len(self.keys) if self._states is None else self._restorable(self.frozen)
+        end = self._takeable if self._states is None else self._restorable(self.frozen)
         found = self._table.match(self.keys[self.frozen : end], now_s)
         if self.state is not None:
             if end == self.frozen:
@@ -386,7 +392,13 @@ class WorkingSet:
     @property
     def _last_boundary(self) -> int:
         """Pages before the last token: a recurrent model can go on from no later snapshot."""
-        return min((len(self.tokens) - 1) // self._page_tokens, len(self.keys))
+        return min((len(self.tokens) - 1) // self._page_tokens, self._takeable)
+
+    @property
+    def _takeable(self) -> int:
+        """Leading pages that may be taken from others."""
+        pages = len(self.keys)
+        return pages if self.own_from is None else min(pages, self.own_from // self._page_tokens)
 
     def _due(self) -> Iterator[int]:
         """List the boundaries ahead, in pages, where a snapshot is due."""

@@ -43,6 +43,7 @@ from pie.wire.messages import Grammar, Sampling
 INT64_MAX = 2**63 - 1
 MAX_PRIORITY = 1_000_000
 MAX_STOP_CHARS = 1024
+MAX_BAD_WORDS = 128
 MAX_STOP_STRINGS = 256
 """Whatever the settings say."""
 MAX_STOP_TOKENS = 128
@@ -150,6 +151,19 @@ class GenerationBody(BaseModel):
         ge=0,
         le=INT64_MAX,
         description="Tokens before which no token ends the answer; stop strings do.",
+    )
+    bad_words: (
+        Annotated[
+            list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]],
+            Field(fail_fast=True, max_length=MAX_BAD_WORDS),
+        ]
+        | None
+    ) = Field(default=None, description=f"Up to {MAX_BAD_WORDS} texts that are not generated.")
+    truncate_prompt_tokens: int | None = Field(
+        default=None,
+        ge=-1,
+        le=INT64_MAX,
+        description="Keep so many of the prompt's last tokens; -1 as many as there is room for.",
     )
     skip_special_tokens: bool | None = Field(
         default=None, description="Leave special tokens out of the text: true is the default."
@@ -261,6 +275,13 @@ class GenerationBody(BaseModel):
                 raise PydanticCustomError("bad_bias", "values lie between -100 and 100")
         return value
 
+    @field_validator("truncate_prompt_tokens")
+    @classmethod
+    def _some_tokens_are_kept(cls, value: int | None) -> int | None:
+        if value == 0:
+            raise PydanticCustomError("bad_count", "must be -1 or at least 1")
+        return value
+
     @model_validator(mode="after")
     def _stream_options_with_stream(self) -> Self:
         if self.stream_options is not None and not self.stream:
@@ -285,6 +306,11 @@ class GenerationBody(BaseModel):
         if self.stop is None:
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def kept_tokens(self, context_tokens: int) -> int | None:
+        """Return how many of the prompt's last tokens are kept; None for all."""
+        asked = self.truncate_prompt_tokens
+        return context_tokens - 1 if asked == -1 else asked
 
     @property
     def shows_special(self) -> bool:
@@ -315,8 +341,14 @@ class GenerationBody(BaseModel):
         """Whether a stream ends with an event that has the usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
-    def sampling(self, *, logprobs: int | None, vocab_size: int) -> Sampling:
-        """Return how tokens are drawn.
+    def sampling(
+        self,
+        *,
+        logprobs: int | None,
+        vocab_size: int,
+        bad_words: tuple[tuple[int, ...], ...] = (),
+    ) -> Sampling:
+        """Return how tokens are drawn; `bad_words` are the body's as token ids.
 
         Raises:
             ApiError: A token id lies outside the vocabulary.
@@ -338,6 +370,7 @@ class GenerationBody(BaseModel):
             logprobs=logprobs,
             repetition_penalty=self.repetition_penalty or 1.0,
             min_tokens=self.min_tokens or 0,
+            bad_words=bad_words,
         )
 
 
@@ -351,7 +384,7 @@ def _guided_field(guided: StructuredOutputs) -> str:
     return next((name for name, value in given.items() if value is not None), "guided_grammar")
 
 
-B = TypeVar("B", bound=GenerationBody)
+B = TypeVar("B", bound=BaseModel)
 
 
 def parse_body(kind: type[B], data: bytes | bytearray, limits: BodyLimits) -> B:
@@ -372,7 +405,7 @@ def parse_body(kind: type[B], data: bytes | bytearray, limits: BodyLimits) -> B:
     return body
 
 
-def body_problems(body: GenerationBody) -> Iterator[Problem]:
+def body_problems(body: BaseModel) -> Iterator[Problem]:
     """Yield what is wrong inside the parts of a body that has messages."""
     for position, message in enumerate(getattr(body, "messages", ())):
         if message.model_extra:

@@ -199,19 +199,13 @@ class ChatShaper:
             for index in range(choices)
         ]
 
-    def event(self, piece: Piece) -> ChatChunk | None:
-        """Return the event for what a sequence made; None where nothing of it is known yet."""
+    def events(self, piece: Piece) -> list[ChatChunk]:
+        """Return the event for what a sequence made; none where nothing of it is known yet."""
         delta = self._delta(piece)
         if not (delta.is_something or piece.finish or piece.logprobs):
-            return None
-        return self._chunk(
-            ChatChunkChoice(
-                piece.index,
-                delta,
-                chat_logprobs(piece.logprobs) if piece.logprobs else None,
-                self._finish(piece),
-            )
-        )
+            return []
+        logprobs = chat_logprobs(piece.logprobs) if piece.logprobs else None
+        return [self._chunk(ChatChunkChoice(piece.index, delta, logprobs, self._finish(piece)))]
 
     def closing(self, counts: Usage) -> ChatChunk:
         """Return the event that has the usage."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
 import msgspec
@@ -58,6 +59,10 @@ class CompletionBody(GenerationBody):
         default=None, ge=0, description="Likeliest tokens to report at each position."
     )
 
+    echo: bool | None = Field(
+        default=None,
+        description="Begin each text with its prompt, and `logprobs` with those of its tokens.",
+    )
     best_of: int | None = Field(
         default=None,
         ge=1,
@@ -81,6 +86,18 @@ class CompletionBody(GenerationBody):
             raise PydanticCustomError("best_of", "best_of: must be at least n")
         if self.stream and self.sequences > self.choices:
             raise PydanticCustomError("best_of", "best_of: must equal n where stream is true")
+        return self
+
+    @model_validator(mode="after")
+    def _echo_of_whole_answers(self) -> Self:
+        if (
+            self.echo
+            and self.logprobs is not None
+            and (self.stream or self.sequences > self.choices)
+        ):
+            raise PydanticCustomError(
+                "echo", "echo: with logprobs neither where stream is true nor with best_of"
+            )
         return self
 
     @field_validator("prompt")
@@ -134,9 +151,10 @@ class CompletionLogprobs(msgspec.Struct):
     """Log-probabilities of the tokens of an answer, or of a part of it."""
 
     text_offset: list[int]
-    token_logprobs: list[float]
+    token_logprobs: list[float | None]
+    """None for the first token of a prompt that is echoed."""
     tokens: list[str]
-    top_logprobs: list[dict[str, float]]
+    top_logprobs: list[dict[str, float] | None]
 
 
 class CompletionChoice(msgspec.Struct):
@@ -160,6 +178,14 @@ class Completion(msgspec.Struct):
     usage: Usage | UnsetType | None = UNSET
 
 
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """A prompt that its answers begin with."""
+
+    text: str
+    first_token: bytes
+
+
 class CompletionLogprobsShaper:
     """Gives log-probabilities the shape of completions; one for each choice.
 
@@ -170,11 +196,22 @@ class CompletionLogprobsShaper:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._offset = 0
 
+    def echo(self, echoed: Echo, positions: Sequence[PositionLogprobs]) -> CompletionLogprobs:
+        """Return those of a prompt, whose first token has none."""
+        first = echoed.first_token
+        shaped = CompletionLogprobs([0], [None], [_spelled(first)], [None])
+        text = self._decoder.decode(first)
+        # What a tokenizer puts before a text is a token of the prompt, and no part of the text.
+        self._offset += len(text) if echoed.text.startswith(text) else 0
+        return self._add(shaped, positions)
+
     def shape(self, positions: Sequence[PositionLogprobs]) -> CompletionLogprobs | None:
         """Return the log-probabilities of the next tokens; None where there are none."""
-        if not positions:
-            return None
-        shaped = CompletionLogprobs([], [], [], [])
+        return self._add(CompletionLogprobs([], [], [], []), positions) if positions else None
+
+    def _add(
+        self, shaped: CompletionLogprobs, positions: Sequence[PositionLogprobs]
+    ) -> CompletionLogprobs:
         for position in positions:
             chosen = position.chosen
             token = _spelled(chosen.token)
@@ -198,9 +235,31 @@ def _spelled(token: bytes) -> str:
 
 
 class CompletionShaper:
-    """Shapes the pieces of one request."""
+    """Shapes the pieces of one request.
 
-    def __init__(self, request_id: str, created_s: int, model: str, *, usage_events: bool) -> None:
+    Args:
+        request_id: Names it.
+        created_s: When it came, in seconds of the Unix epoch.
+        model: Who answers.
+        usage_events: Whether a stream's events say that they have no usage.
+        choices: Choices of each prompt.
+        echoes: The prompts, where answers begin with them.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        created_s: int,
+        model: str,
+        *,
+        usage_events: bool,
+        choices: int = 1,
+        echoes: Sequence[Echo] = (),
+    ) -> None:
+        self._choices = choices
+        self._echoes = echoes
+        self._read: dict[int, Sequence[PositionLogprobs]] = {}
+        """Of each prompt, as its first choice was told."""
         self._id = f"cmpl-{request_id}"
         self._created_s = created_s
         self._model = model
@@ -211,37 +270,58 @@ class CompletionShaper:
 
     def answer(self, pieces: Sequence[Piece], counts: Usage) -> Completion:
         """Return the whole answer."""
+        for piece in pieces:
+            if piece.prompt_logprobs is not None:
+                self._read[piece.index // self._choices] = piece.prompt_logprobs
         return Completion(
             self._id,
             self._created_s,
             self._model,
-            [self._choice(piece) for piece in pieces],
+            [self._choice(piece, echoes=True) for piece in pieces],
             usage=counts,
         )
 
     def opening(self, choices: int) -> list[Completion]:
-        """Return the events before the first text: none."""
-        del choices
-        return []
+        """Return the events before the first text: prompts, where they are echoed."""
+        if not self._echoes:
+            return []
+        return [
+            Completion(
+                self._id,
+                self._created_s,
+                self._model,
+                [CompletionChoice(index, self._echoes[index // self._choices].text)],
+                usage=self._no_usage,
+            )
+            for index in range(choices)
+        ]
 
-    def event(self, piece: Piece) -> Completion:
+    def events(self, piece: Piece) -> list[Completion]:
         """Return the event for what a sequence made."""
-        return Completion(
-            self._id,
-            self._created_s,
-            self._model,
-            [self._choice(piece)],
-            usage=self._no_usage,
-        )
+        return [
+            Completion(
+                self._id,
+                self._created_s,
+                self._model,
+                [self._choice(piece)],
+                usage=self._no_usage,
+            )
+        ]
 
     def closing(self, counts: Usage) -> Completion:
         """Return the event that has the usage."""
         return Completion(self._id, self._created_s, self._model, [], usage=counts)
 
-    def _choice(self, piece: Piece) -> CompletionChoice:
-        return CompletionChoice(
-            piece.index,
-            piece.text,
-            self._logprobs[piece.index].shape(piece.logprobs) if piece.logprobs else None,
-            finish_text(piece.finish),
-        )
+    def _choice(self, piece: Piece, *, echoes: bool = False) -> CompletionChoice:
+        shaper, text = self._logprobs[piece.index], piece.text
+        told: CompletionLogprobs | None = None
+        if echoes and self._echoes:
+            echo = self._echoes[piece.index // self._choices]
+            text = echo.text + text
+            read = self._read.get(piece.index // self._choices)
+            told = None if read is None else shaper.echo(echo, read)
+        made = shaper.shape(piece.logprobs)
+        if told is not None and made is not None:
+            for name in made.__struct_fields__:
+                getattr(told, name).extend(getattr(made, name))
+        return CompletionChoice(piece.index, text, told or made, finish_text(piece.finish))

@@ -50,8 +50,8 @@ class Shaper(Protocol):
         """Return the events before the first text."""
         ...
 
-    def event(self, piece: Piece) -> msgspec.Struct | None:
-        """Return the event for what a sequence made; None where there is none yet."""
+    def events(self, piece: Piece) -> Sequence[msgspec.Struct]:
+        """Return the events for what a sequence made; there may be none yet."""
         ...
 
     def closing(self, counts: Usage) -> msgspec.Struct:

@@ -7,9 +7,12 @@ import uuid
 from dataclasses import dataclass
 
 import httpx
+import pytest
 from openai import OpenAI
 
 from tests.support.serving import Serving
+
+pytestmark = [pytest.mark.live, pytest.mark.xdist_group("cluster"), pytest.mark.timeout(400)]
 
 PROMPT = "A prompt that nobody has asked before this test did, at some length. " * 8
 

@@ -118,7 +118,7 @@ async def test_other_content_types_are_refused(
     ("method", "path", "status"),
     [
         ("GET", "/", 404),
-        ("POST", "/v1/embeddings", 404),
+        ("POST", "/v1/audio/speech", 404),
         ("GET", "/v1/chat/completions/", 404),
         ("GET", CHAT, 405),
         ("DELETE", "/v1/models", 405),

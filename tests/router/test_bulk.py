@@ -9,8 +9,9 @@ from pydantic import ValidationError
 
 from pie.router.api.body import MAX_LOGIT_BIASES, BodyLimits, GenerationBody, parse_body
 from pie.router.api.bulk import MAX_OBJECTS, MAX_STRINGS, MAX_VALUES
-from pie.router.api.chat import MAX_MESSAGES, MAX_PARTS, ChatBody
+from pie.router.api.chat import ChatBody
 from pie.router.api.completions import CompletionBody
+from pie.router.api.conversation import MAX_MESSAGES, MAX_PARTS
 from pie.router.errors import ApiError
 
 LIMITS = BodyLimits(max_choices=4, max_prompts=3, max_stop_strings=4, max_logprobs=20)

@@ -207,6 +207,8 @@ class _Mock:
                 salt=message.salt,
                 fork_of=message.fork_of,
                 priority=message.priority,
+                bad_words=message.sampling.bad_words,
+                prompt_logprobs=message.prompt_logprobs,
             )
             if spec.refuse is not None:
                 raise RefusedError(RefusalCode(spec.refuse), "as the test wants", 7.0)
@@ -252,6 +254,7 @@ class _Mock:
                         finish_reason=FinishReason.FAILED if failed else finish,
                         started=started,
                         logprobs=self._logprobs(message, token),
+                        prompt_logprobs=self._prompt_logprobs(message, prompt, started),
                         stop_string=shown.matched,
                         error="as the test wants" if failed else None,
                     )
@@ -277,6 +280,17 @@ class _Mock:
             return eos[0], FinishReason.STOP
         last = position + 1 >= message.max_tokens
         return reply[position % len(reply)], FinishReason.LENGTH if last else None
+
+    def _prompt_logprobs(
+        self, message: Generate, prompt: Sequence[int], started: Started | None
+    ) -> tuple[PositionLogprobs, ...] | None:
+        if message.prompt_logprobs is None or started is None:
+            return None
+        spelled = self._tokenizer.token_bytes
+        return tuple(
+            PositionLogprobs(TokenLogprob(token, spelled(token), -float(at)), ())
+            for at, token in enumerate(prompt[1:], start=1)
+        )
 
     def _logprobs(self, message: Generate, token: int) -> tuple[PositionLogprobs, ...] | None:
         wanted = message.sampling.logprobs

@@ -71,6 +71,7 @@ class Answer:
     finish_reason: FinishReason | None = None
     started: Started | None = None
     logprobs: list[PositionLogprobs] = field(default_factory=list)
+    prompt_logprobs: tuple[PositionLogprobs, ...] | None = None
     stop_string: str | None = None
     error: str | None = None
     refused: Refused | None = None
@@ -85,6 +86,8 @@ class Answer:
         assert delta.started is None or self.started is None
         self.started = delta.started or self.started
         self.logprobs += delta.logprobs or ()
+        assert delta.prompt_logprobs is None or self.prompt_logprobs is None
+        self.prompt_logprobs = delta.prompt_logprobs or self.prompt_logprobs
         self.stop_string = delta.stop_string
         self.error = delta.error
 

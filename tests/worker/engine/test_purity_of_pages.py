@@ -12,6 +12,7 @@ from pie.page.key import page_keys
 from pie.tokens.tokenizer import Tokenizer
 from pie.worker import outcome
 from pie.worker.batch import Pass
+from pie.worker.generation import Generation
 from pie.worker.scheduler import Chunk
 from tests.support.models import tiny_model
 from tests.worker.engine.test_forks import PAGE, ROOT, World, make
@@ -106,8 +107,8 @@ def test_what_an_engine_computed_with_a_mask_is_nobodys_prefix(
     assert isinstance(runner, ToyRunner)
     plain = outcome._pass
 
-    def masked(chunk: Chunk) -> Pass:
-        one = plain(chunk)
+    def masked(chunk: Chunk, generation: Generation) -> Pass:
+        one = plain(chunk, generation)
         mask = torch.ones((len(one.token_ids), one.end), dtype=torch.bool)
         return dataclasses.replace(one, mask=mask)
 
@@ -127,8 +128,8 @@ def test_nor_is_a_recurrent_models_snapshot(
     driver = Served(tiny_model("mamba2", page_tokens=8), tokenizer, 0, slots=8)
     plain = outcome._pass
 
-    def gapped(chunk: Chunk) -> Pass:
-        one = plain(chunk)
+    def gapped(chunk: Chunk, generation: Generation) -> Pass:
+        one = plain(chunk, generation)
         return dataclasses.replace(one, positions=[at + 1 for at in range(one.start, one.end)])
 
     with monkeypatch.context() as patch:

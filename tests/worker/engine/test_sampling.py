@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pie.wire.messages import Sampling
 from pie.worker.draws import uniform
-from pie.worker.sampling import SamplingRow, draw, finite_rows
+from pie.worker.sampling import SamplingRow, bad_word_tail, draw, finite_rows
 
 VOCAB = 40
 Floats = NDArray[np.float64]
@@ -173,3 +173,30 @@ def test_finds_rows_that_are_no_numbers() -> None:
     inf, nan = torch.inf, torch.nan
     logits = torch.tensor([[1.0, -inf], [1.0, nan], [inf, 0.0], [-inf, -inf], [0.0, 0.0]])
     assert finite_rows(logits) == [True, False, False, False, True]
+
+
+@given(
+    words=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=3).map(tuple), max_size=6),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=60, deadline=None)
+def test_no_bad_word_is_ever_in_an_answer(words: list[tuple[int, ...]], seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    sampling = Sampling(temperature=0.0, bad_words=tuple(words))
+    output: list[int] = [1]  # What another worker made: resumed, not drawn here.
+    line = SamplingRow(sampling, 0, 1, tail=bad_word_tail(sampling, output))
+    free = 5
+    for _ in range(12):
+        logits = torch.randn(1, VOCAB, generator=generator)
+        logits[:, free:] = -20.0  # One of a few tokens, where that is allowed.
+        (token,) = draw(logits, [line])
+        line.tail.append(token)
+        output.append(token)
+        banned = {w[-1] for w in words if tuple(output[:-1][len(output) - len(w) :]) == w[:-1]}
+        wanted = int(
+            logits[0].masked_fill(torch.tensor([t in banned for t in range(VOCAB)]), -99).argmax()
+        )
+        assert token == wanted
+    for word in words:
+        for at in range(1, len(output) - len(word) + 1):
+            assert tuple(output[at : at + len(word)]) != word

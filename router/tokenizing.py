@@ -1,0 +1,110 @@
+"""Texts and conversations as token ids and back, without a worker.
+
+Covers `/tokenize` and `/detokenize`, and says that there are no embeddings. Does not cover bodies
+(`pie.router.api.tokens`) or making prompts (`pie.router.prompt`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from pie.router.api.body import BodyLimits, parse_body
+from pie.router.api.extras import raw_fields
+from pie.router.api.tokens import (
+    DetokenizeBody,
+    Detokenized,
+    EmbeddingsBody,
+    TokenizeConversation,
+    Tokenized,
+    TokenizeText,
+)
+from pie.router.conversing import conversation
+from pie.router.errors import invalid, shown
+from pie.router.exchange import Exchange
+from pie.router.gate import Gate
+from pie.router.models import ModelCatalog, ServedModel
+
+_ROOM = 1 << 40
+"""No prompt of a body is longer: nothing is generated, so that no context limits it."""
+
+
+class Tokenizing:
+    """Handlers of what tokenizers alone can answer.
+
+    Args:
+        catalog: The models.
+        limits: Of bodies.
+        gate: Counts those who are answered.
+    """
+
+    def __init__(self, catalog: ModelCatalog, limits: BodyLimits, gate: Gate) -> None:
+        self._catalog = catalog
+        self._limits = limits
+        self._gate = gate
+
+    async def tokenize(self, exchange: Exchange) -> None:
+        """Answer with the ids of a text or a conversation."""
+        self._gate.check()
+        data = await exchange.body()
+        body: TokenizeConversation | TokenizeText
+        if "messages" in raw_fields(TokenizeConversation, data):
+            body = parse_body(TokenizeConversation, data, self._limits)
+        else:
+            body = parse_body(TokenizeText, data, self._limits)
+        model = self._model(body.model)
+        with self._gate.enter(1), exchange.caller.enter(1):
+            if isinstance(body, TokenizeConversation):
+                prompt = await model.prompts.conversation(
+                    conversation(body),
+                    model=model.name,
+                    salt=exchange.caller.salt(None),
+                    context_tokens=_ROOM,
+                )
+                ids = prompt.ids.tolist()
+            else:
+                ids = await model.prompts.encode(
+                    body.prompt, add_special_tokens=body.add_special_tokens is not False
+                )
+        names = None
+        if body.return_token_strs:
+            spelled = model.prompts.tokenizer.token
+            names = [spelled(id_) or "" for id_ in ids]
+        await exchange.respond_json(200, Tokenized(len(ids), model.context_tokens, ids, names))
+
+    async def detokenize(self, exchange: Exchange) -> None:
+        """Answer with the text of token ids, special tokens included."""
+        self._gate.check()
+        body = parse_body(DetokenizeBody, await exchange.body(), self._limits)
+        model = self._model(body.model)
+        if body.tokens and not 0 <= min(body.tokens) <= max(body.tokens) < model.vocab_size:
+            raise invalid(
+                f"tokens: token ids are at least 0 and below {model.vocab_size}", "tokens"
+            )
+        with self._gate.enter(1), exchange.caller.enter(1):
+            text = await asyncio.to_thread(
+                model.prompts.tokenizer.decode, body.tokens, skip_special_tokens=False
+            )
+        await exchange.respond_json(200, Detokenized(text))
+
+    async def embeddings(self, exchange: Exchange) -> None:
+        """Say that no model here has embeddings."""
+        body = parse_body(EmbeddingsBody, await exchange.body(), self._limits)
+        model = self._catalog.served(body.model)
+        raise invalid(
+            f"model: {shown(model.name)} generates text and has no embeddings",
+            "model",
+            "unsupported_model",
+        )
+
+    def _model(self, name: str | None) -> ServedModel:
+        """Return the model of that name, or the only one.
+
+        Raises:
+            ApiError: There is no such model, or there are several and none is named.
+        """
+        models = self._catalog.models
+        if name is None and len(models) > 1:
+            raise invalid("model: is required where several are served", "model")
+        if name is None:
+            name = models[0].name if models else ""
+        return self._catalog.served(name)

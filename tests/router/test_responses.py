@@ -1,0 +1,208 @@
+"""`/v1/responses` through OpenAI's client: text, streams, tools, and going on after a response."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from pie.router.responding import Kept, ResponseStore
+from tests.router.conftest import Cluster
+from tests.router.test_access import Keys
+from tests.support.chat_folder import write_chat_folder
+from tests.support.mock_worker import REPLY
+from tests.tokens.chat import TEMPLATES
+
+CALLS = """Let me look.
+<tool_call>
+{"name": "weather", "arguments": {"city": "Bergen"}}
+</tool_call>"""
+TOOLS: Any = [
+    {
+        "type": "function",
+        "name": "weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    }
+]
+ASK = "Why is the sky blue?"
+
+
+async def test_a_response_is_text_with_usage_and_can_be_read_again_until_it_is_deleted(
+    cluster: Cluster, http: httpx.AsyncClient
+) -> None:
+    cluster.mock("w0")
+    router = await cluster.router(1)
+    client = cluster.openai(router)
+    response = await client.responses.create(
+        model="mock", input=ASK, instructions="Be kind.", metadata={"for": "a test"}
+    )
+    assert response.output_text == REPLY
+    assert (response.status, response.metadata) == ("completed", {"for": "a test"})
+    assert response.usage
+    assert response.usage.output_tokens > 5
+    assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens
+    again = await client.responses.retrieve(response.id)
+    assert again == response
+    await client.responses.delete(response.id)
+    with pytest.raises(openai.NotFoundError, match="is not kept here"):
+        await client.responses.retrieve(response.id)
+    short = await client.responses.create(model="mock", input=ASK, max_output_tokens=3, store=False)
+    assert short.status == "incomplete"
+    assert short.incomplete_details
+    assert short.incomplete_details.reason == "max_output_tokens"
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.retrieve(short.id)
+
+
+async def test_a_stream_says_all_that_the_response_says(cluster: Cluster) -> None:
+    cluster.mock("w0", token_delay_s=0.001)
+    router = await cluster.router(1)
+    client = cluster.openai(router)
+    events = [
+        event async for event in await client.responses.create(model="mock", input=ASK, stream=True)
+    ]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = [event.type.removeprefix("response.") for event in events]
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == REPLY
+    assert [kind for kind in kinds if kind != "output_text.delta"] == [
+        "created",
+        "in_progress",
+        "output_item.added",
+        "content_part.added",
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+        "completed",
+    ]
+    last = events[-1]
+    assert last.type == "response.completed"
+    assert last.response.output_text == REPLY
+    assert last.response.usage
+    assert await client.responses.retrieve(last.response.id) == last.response
+
+
+async def test_the_next_response_goes_on_where_the_last_one_ended(cluster: Cluster) -> None:
+    mock = cluster.mock("w0")
+    router = await cluster.router(1)
+    client = cluster.openai(router)
+    first = await client.responses.create(model="mock", input=ASK * 20, instructions="Once.")
+    second = await client.responses.create(
+        model="mock", input="And at night?", previous_response_id=first.id, max_output_tokens=4
+    )
+    chat = await client.chat.completions.create(
+        model="mock",
+        messages=[
+            {"role": "user", "content": ASK * 20},
+            {"role": "assistant", "content": first.output_text},
+            {"role": "user", "content": "And at night?"},
+        ],
+        max_tokens=4,
+    )
+    asked, said = mock.events("generate")[-2:]
+    assert asked["tokens"] == said["tokens"]
+    assert chat.choices[0].message.content == second.output_text
+    third = await client.responses.create(
+        model="mock", input="Why?", previous_response_id=second.id, max_output_tokens=4
+    )
+    assert third.usage
+    assert second.usage
+    # Without instructions the second began otherwise than the first; the third goes on after it.
+    assert third.usage.input_tokens_details.cached_tokens >= second.usage.input_tokens // 16 * 16
+    assert third.previous_response_id == second.id
+
+
+async def test_a_response_is_its_tenants_alone(cluster: Cluster, tmp_path: Path) -> None:
+    keys = Keys(tmp_path / "keys.json")
+    cluster.mock("w0")
+    router = await cluster.router(1, keys_file=keys.file)
+    one, two = (cluster.openai(router, api_key=keys.make(name)) for name in ("one", "two"))
+    response = await one.responses.create(model="mock", input=ASK)
+    with pytest.raises(openai.NotFoundError):
+        await two.responses.create(model="mock", input="?", previous_response_id=response.id)
+    with pytest.raises(openai.NotFoundError):
+        await two.responses.retrieve(response.id)
+    await one.responses.create(model="mock", input="?", previous_response_id=response.id)
+
+
+async def test_calls_are_items_and_their_results_go_on(cluster: Cluster, tmp_path: Path) -> None:
+    folder = write_chat_folder(tmp_path / "qwen")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config["chat_template"] = TEMPLATES["qwen3"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    mock = cluster.mock("w0", reply=f"<think>\nHm.\n</think>\n\n{CALLS}", tokenizer=str(folder))
+    client = cluster.openai(await cluster.router(1))
+    asked: dict[str, Any] = {"model": "mock", "input": ASK, "tools": TOOLS}
+    response = await client.responses.create(**asked)
+    assert [item.type for item in response.output] == ["reasoning", "message", "function_call"]
+    thought, message, call = response.output
+    assert thought.content[0].text.strip() == "Hm."
+    assert message.content[0].text.strip() == "Let me look."
+    assert (call.name, json.loads(call.arguments)) == ("weather", {"city": "Bergen"})
+    streamed = ""
+    async with client.responses.stream(**asked) as stream:
+        async for event in stream:
+            if event.type == "response.function_call_arguments.delta":
+                streamed += event.delta
+        final = await stream.get_final_response()
+    assert json.loads(streamed) == {"city": "Bergen"}
+    assert [item.type for item in final.output] == [item.type for item in response.output]
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "It rains."}
+    await client.responses.create(
+        model="mock", input=[result], previous_response_id=response.id, tools=TOOLS
+    )
+    sent: Any = mock.events("generate")[-1]["tokens"]
+    text = cluster.tokenizer(mock).decode(sent, skip_special_tokens=False)
+    assert '{"name": "weather", "arguments": {"city": "Bergen"}}' in text
+    assert "It rains." in text
+    # The same, with all items in the input.
+    items: list[Any] = [item.to_dict() for item in response.output]
+    await client.responses.create(
+        model="mock", input=[{"role": "user", "content": ASK}, *items, result], tools=TOOLS
+    )
+    before, now = mock.events("generate")[-2:]
+    assert now["tokens"] == before["tokens"]
+
+
+async def test_what_is_wrong_is_told_in_a_responses_words(cluster: Cluster) -> None:
+    cluster.mock("w0", context_tokens=256)
+    router = await cluster.router(1)
+    client = cluster.openai(router)
+    wrong: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"input": []}, "input"),
+        ({"input": [{"role": "robot", "content": "a"}]}, "input[0].role"),
+        ({"input": [{"type": "image"}]}, "input[0]"),
+        ({"input": "a", "temperature": 9}, "temperature"),
+        ({"input": "a", "messages": []}, "messages"),
+        ({"input": "a", "n": 2}, "n"),
+        ({"input": "a", "colour": 1}, "colour"),
+        ({"input": "a" * 5000}, "input"),
+        ({"input": "a", "max_output_tokens": 5000}, "max_output_tokens"),
+        ({"input": "a", "tool_choice": "required"}, "tool_choice"),
+        ({"input": "a", "text": {"format": {"type": "xml"}}}, "response_format"),
+    )
+    for body, param in wrong:
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.post("/responses", body={"model": "mock"} | body, cast_to=object)
+        assert refused.value.param == param, refused.value
+    with pytest.raises(openai.NotFoundError) as unknown:
+        await client.responses.create(model="mock", input="a", previous_response_id="resp_none")
+    assert unknown.value.code == "previous_response_not_found"
+
+
+def test_responses_are_kept_within_their_budget() -> None:
+    store = ResponseStore(2_000)
+    for number in range(5):
+        store.put("", str(number), Kept(b"r" * 100, b"m" * 100, "s"))
+    assert store.used_bytes <= 2_000
+    assert store.get("", "4", "x").session == "s"
+    with pytest.raises(Exception, match="is not kept here"):
+        store.get("", "0", "x")
+    store.put("", "big", Kept(b"r" * 3_000, b"", "s"))
+    for number in (3, 4):
+        store.drop("", str(number))
+    assert store.used_bytes == 0

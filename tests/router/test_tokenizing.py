@@ -1,0 +1,54 @@
+"""`/tokenize` and `/detokenize` say what generating requests would send to workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+
+from tests.router.conftest import Cluster
+
+MESSAGES: Any = [{"role": "user", "content": "Why is the sky blue?"}]
+
+
+async def test_ids_are_those_that_a_worker_gets_and_their_text_comes_back(
+    cluster: Cluster, http: httpx.AsyncClient
+) -> None:
+    mock = cluster.mock("w0")
+    router = await cluster.router(1)
+
+    async def post(path: str, **body: Any) -> Any:
+        answer = await http.post(router.url + path, json=body)
+        return answer.json() | {"status": answer.status_code}
+
+    asked: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("/v1/chat/completions", {"messages": MESSAGES}),
+        ("/v1/chat/completions", {"messages": MESSAGES, "add_generation_prompt": False}),
+        ("/v1/completions", {"prompt": "naïve <s> text"}),
+    )
+    for path, body in asked:
+        await post(path, model="mock", max_tokens=1, **body)
+        told = await post("/tokenize", **body)
+        assert told["tokens"] == mock.events("generate")[-1]["tokens"]
+        assert (told["count"], told["max_model_len"]) == (len(told["tokens"]), 8192)
+        assert told["token_strs"] is None
+        back = await post("/detokenize", tokens=told["tokens"])
+        assert body.get("prompt", "Why is the sky blue?") in back["prompt"]
+    spelled = await post("/tokenize", prompt="<s>hi", model="mock", return_token_strs=True)
+    assert spelled["token_strs"][0] == "<s>"
+    assert len(spelled["token_strs"]) == spelled["count"]
+    long = await post("/tokenize", prompt="a b " * 40_000)
+    assert long["count"] > long["max_model_len"]
+    for path, body, param in (
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "a", "colour": 1}, "colour"),
+        ("/tokenize", {"messages": []}, "messages"),
+        ("/tokenize", {"prompt": "a", "model": "none"}, "model"),
+        ("/tokenize", {"messages": MESSAGES, "add_special_tokens": True}, "add_special_tokens"),
+        ("/detokenize", {"tokens": [10**9]}, "tokens"),
+        ("/detokenize", {"tokens": ["a"]}, "tokens[0]"),
+        ("/v1/embeddings", {"model": "mock", "input": "a"}, "model"),
+    ):
+        wrong = await post(path, **body)
+        assert 400 <= wrong["status"] < 500
+        assert wrong["error"]["param"] == param
