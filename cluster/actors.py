@@ -183,7 +183,7 @@ class RouterActor(ServiceActor):
                 router,
                 index_url=index_url,
                 index=index,
-                routing=load_policy_file(policies.file).new_routing(),
+                policies=load_policy_file(policies.file),
                 secret=secret,
                 shares_port=shares_port,
             )

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -32,6 +32,9 @@ from pie.cluster.sentences import sentences
 from pie.cluster.simulating import simulate
 from pie.cluster.stopping import Stop, ask_to_stop
 from pie.router.tls import trusted
+
+if TYPE_CHECKING:
+    from pie.cluster.policy_edit import Desk
 
 app = typer.Typer(
     help="Serve large language models and never compute the same prefix twice.",
@@ -55,6 +58,10 @@ IndexUrl = Annotated[
 ]
 SecretFile = Annotated[
     str | None, typer.Option(help="File with the secret that the cluster shares.")
+]
+PolicyFile = Annotated[Path, typer.Argument(help="Policy file (YAML).")]
+RouterAddress = Annotated[
+    str | None, typer.Option("--at", help="Address of a router, http://HOST:PORT.")
 ]
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="Configuration file; default ./pie.toml.")
@@ -302,7 +309,7 @@ def config_reference() -> None:
 
 @policy_app.command("check")
 def policy_check(
-    file: Annotated[Path, typer.Argument(help="Policy file (YAML).")],
+    file: PolicyFile,
 ) -> None:
     """Say that a policy file is acceptable, or all that is wrong with it, and then end with 2."""
     with sentences():
@@ -316,10 +323,88 @@ def policy_show(config: ConfigFile = None) -> None:
         _say(policy_command.in_force(_load(config).config.policies.file))
 
 
+@policy_app.command("diff")
+def policy_diff(file: PolicyFile, config: ConfigFile = None, at: RouterAddress = None) -> None:
+    """Print what a policy file would change of what is in force."""
+    from pie.cluster import policy_edit  # noqa: PLC0415
+
+    with sentences():
+        changes = policy_edit.difference(_desk(config, at), file)
+        _say(changes or f"{file} changes nothing")
+
+
+@policy_app.command("apply")
+def policy_apply(
+    file: PolicyFile,
+    config: ConfigFile = None,
+    at: RouterAddress = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Go on, and apply the file whenever it changes.")
+    ] = False,
+) -> None:
+    """Put a policy file in force everywhere at once; one that is bad changes nothing."""
+    from pie.cluster import policy_edit  # noqa: PLC0415
+
+    with _signals(), sentences():
+        desk = _desk(config, at)
+        if watch:
+            for _ in policy_edit.watch_file(desk, file, _say):
+                pass
+        is_everywhere = policy_edit.apply_file(desk, file, _say)
+    raise typer.Exit(0 if is_everywhere else 1)
+
+
+@policy_app.command("rollback")
+def policy_rollback(
+    to: Annotated[
+        int | None,
+        typer.Argument(
+            help="A version, 0 for what the configuration names; default the one before."
+        ),
+    ] = None,
+    config: ConfigFile = None,
+    at: RouterAddress = None,
+) -> None:
+    """Put an earlier version of the policies in force anew."""
+    from pie.cluster import policy_edit  # noqa: PLC0415
+
+    with sentences():
+        is_everywhere = policy_edit.roll_back(_desk(config, at), to, _say)
+    raise typer.Exit(0 if is_everywhere else 1)
+
+
+@policy_app.command("history")
+def policy_history(config: ConfigFile = None, at: RouterAddress = None) -> None:
+    """Print the versions that were applied, and which one every place runs."""
+    from pie.cluster import policy_edit  # noqa: PLC0415
+
+    with sentences():
+        _say(policy_edit.history(_desk(config, at)))
+
+
+@policy_app.command("events")
+def policy_events(config: ConfigFile = None, at: RouterAddress = None) -> None:
+    """Print what cluster policies ordered lately, what was refused, and why."""
+    from pie.cluster import policy_edit  # noqa: PLC0415
+
+    with sentences():
+        _say(policy_edit.events(_desk(config, at)))
+
+
 @policy_app.command("schema")
 def policy_schema() -> None:
     """Print the JSON Schema of policy files, for editors."""
     _say(policy_command.schema())
+
+
+def _desk(config: Path | None, at: str | None) -> Desk:
+    """Return the router that policies are changed through."""
+    from pie.cluster.policy_edit import Desk  # noqa: PLC0415
+    from pie.cluster.status import router_url  # noqa: PLC0415
+
+    router = _load(config).config.router
+    token = router.api_token.get_secret_value()
+    return Desk(router_url(router, at), token, trusted(router))
 
 
 def _flags(*given: tuple[Key, str, object]) -> dict[Key, tuple[str, object]]:

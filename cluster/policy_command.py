@@ -41,14 +41,26 @@ def summary(file: Path) -> str:
 def in_force(file: Path | None) -> str:
     """Return lines about each policy and rule of a file, or of the built-ins where there is none."""
     policies = checked(file)
-    lines = [f"from {file}" if file is not None else "no policy file: built-ins"]
-    for kind, spec in (("retention", policies.retention), ("routing", policies.routing)):
+    first = f"from {file}" if file is not None else "no policy file: built-ins"
+    return "\n".join([first, *lines_of(policies)])
+
+
+def lines_of(policies: PolicySet) -> list[str]:
+    """Return a line about each policy and rule."""
+    lines = []
+    for kind, spec in (
+        ("retention", policies.retention),
+        ("routing", policies.routing),
+        ("replication", policies.replication),
+    ):
         options = "".join(f", {name}: {value}" for name, value in spec.options.items())
-        lines.append(f"  {kind:<10}{spec.name}{options}")
+        lines.append(f"  {kind:<12}{spec.name}{options}")
     for number, rule in enumerate(policies.rules):
         options = "".join(f", {name}: {value}" for name, value in rule.options.items())
-        lines.append(f"  rule {number:<5}{rule.action_name}{options}; {rule.selector}")
-    return "\n".join(lines)
+        lines.append(f"  rule {number:<7}{rule.action_name}{options}; {rule.selector}")
+    for name, prefix in policies.prefixes.named.items():
+        lines.append(f"  prefix      {name}: {prefix}")
+    return lines
 
 
 def schema() -> str:

@@ -65,7 +65,6 @@ def new_node(
     Raises:
         PolicyFileError: The policy file is wrong.
     """
-    chosen = load_policy_file(policies.file)
     return PoolNode(
         place,
         pool,
@@ -77,9 +76,7 @@ def new_node(
         encryption_keys=encryption_keys,
         on_dead=on_dead,
         on_drained=on_drained,
-        retention=chosen.new_retention_aside(),
-        disk_retention=chosen.new_retention_aside(),
-        object_retention=chosen.new_retention_aside(),
+        policies=load_policy_file(policies.file),
     )
 
 

@@ -70,6 +70,8 @@ def show_status(url: str, token: str, console: Console, trust: Trust = True) -> 
     """
     status = fetch_status(url, token, trust)
     console.print(f"router  {url}    model {status.model or 'none'}    index {status.index}")
+    if policies := _policies(status):
+        console.print(f"policies  {policies}", markup=False)
     if status.reason:
         console.print(f"why     {status.reason}", markup=False)
     console.print(_loads(status.workers))
@@ -94,6 +96,31 @@ def show_status(url: str, token: str, console: Console, trust: Trust = True) -> 
         + (f" ({sources})" if sources else "")
         + f"    requests {status.requests}"
     )
+
+
+def _policies(status: ClusterStatus) -> str:
+    """Return which version of the policies runs where; nothing where none was applied."""
+    where = {"router": (status.policy_version, status.policy_refused)}
+    for one in [*status.workers, *status.pool]:
+        if one.gauges:
+            gauges = one.gauges
+            where[one.place] = (
+                int(gauges.get("policy_version", 0)),
+                int(gauges.get("policy_refused", 0)),
+            )
+    if not any(version or refused for version, refused in where.values()):
+        return ""
+    versions = sorted({version for version, _ in where.values()})
+    told = [
+        f"version {version}: "
+        + ", ".join(
+            place + (f" (did not take {refused})" if refused else "")
+            for place, (runs, refused) in where.items()
+            if runs == version
+        )
+        for version in versions
+    ]
+    return "; ".join(told)
 
 
 def _loads(workers: Sequence[WorkerLine]) -> Table:

@@ -46,6 +46,8 @@ class PlaceRecord(msgspec.Struct, frozen=True):
     capacity_bytes: int = 0
     """What a pool node's own tiers hold together: its share of the pages."""
     draining: bool = False
+    copies: int = 1
+    """How many pool nodes keep a page, as this one's configuration says."""
     """Whether it takes no more pages and hands those that it has to others."""
     takes_programs: bool = False
     """Whether a worker runs users' programs for routers."""

@@ -51,7 +51,7 @@ class KeptSessions:
             return
         session = self._sessions.pop(owner, None) or _Session(now_s)
         self._sessions[owner] = session
-        session.used_s = now_s
+        session.used_s = max(session.used_s, now_s)
         if row in session.rows:
             return
         size, most = self._rows.sizes[row], self._action.max

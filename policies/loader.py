@@ -34,7 +34,7 @@ from pie.policies.rules import Rule
 _RULES = "rules"
 _HALVES: Mapping[str, tuple[PolicyKind, ...]] = {
     "worker": (PolicyKind.RETENTION,),
-    "cluster": (PolicyKind.ROUTING,),
+    "cluster": (PolicyKind.ROUTING, PolicyKind.REPLICATION),
 }
 
 
@@ -101,7 +101,13 @@ def load_policies(text: str | bytes, *, name: str, folder: Path | None = None) -
     if problems:
         raise PolicyFileError(name, sorted(problems, key=lambda p: (p.line, p.column)))
     chosen = {str(kind): spec for kind, spec in specs.items()}
-    return PolicySet(**chosen, rules=rules, prefixes=Prefixes(prefixes))
+    return PolicySet(
+        **chosen,
+        rules=rules,
+        text=text if isinstance(text, str) else text.decode("utf-8-sig"),
+        folder=folder,
+        prefixes=Prefixes(prefixes),
+    )
 
 
 def _spec(

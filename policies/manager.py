@@ -36,7 +36,7 @@ from pie.policies.page_rows import NO_ROW, PageRows, Row
 from pie.policies.prefixes import NO_PREFIXES
 from pie.policies.queued import Band, QueuedRetention
 from pie.policies.retention import PageView, RetentionPolicy
-from pie.policies.rule_book import RuleBook
+from pie.policies.rule_book import PageHistory, RuleBook
 from pie.policies.rules import PersistPrefix, Rule, Ruled
 from pie.policies.victims import HeldPage, ManagerCounts, VictimChoice
 
@@ -76,6 +76,8 @@ class RetentionManager:
         self._name = name
         self._used_bytes = 0
         self._pinned_bytes = 0
+        self._next: RetentionManager | None = None
+        """Who takes over, and is told of all that this one is told of."""
         self.counts = ManagerCounts()
 
     @property
@@ -138,11 +140,16 @@ class RetentionManager:
         if self._rows.find(page.key, page.part) >= 0:
             self.hit(page.key, page.part, now_s)
             return
+        if self._next is not None:
+            self._next.stored(page, now_s)
+        self._store(page, now_s)
+
+    def _store(self, page: PageView, now_s: float, past: PageHistory | None = None) -> None:
         self._used_bytes += page.bytes
         row = self._rows.add(page)
         self._builtin.row_stored(row)
         if self._book is not None:
-            self._book.stored(row, page, now_s)
+            self._book.stored(row, page, now_s, past)
         self._tell_stored(page, now_s)
 
     def adopt(self, pages: PageColumns, views: Iterable[PageView], now_s: float) -> None:
@@ -155,6 +162,9 @@ class RetentionManager:
         """
         if not len(pages.keys):
             return
+        if self._next is not None:
+            views = list(views)
+            self._next.adopt(pages, views, now_s)
         rows = self._rows.add_all(pages)
         self._used_bytes += int(pages.sizes.sum())
         self._builtin.rows_stored(rows.tolist())
@@ -171,6 +181,8 @@ class RetentionManager:
         row = self._rows.find(key, part)
         if row < 0:
             return
+        if self._next is not None:
+            self._next.hit(key, part, now_s)
         self._builtin.row_hit(row)
         if self._book is not None:
             self._book.hit(row, now_s)
@@ -190,12 +202,16 @@ class RetentionManager:
         row = self._rows.find(key, part)
         if row >= 0 and self._book is not None:
             self._book.used_above(row, now_s)
+        if self._next is not None:
+            self._next.used_above(key, part, now_s)
 
     def removed(self, key: PageKey, part: Part) -> None:
         """Learn that a page is no longer held; its pins, if it had any, are gone with it."""
         row = self._rows.find(key, part)
         if row < 0:
             return
+        if self._next is not None:
+            self._next.removed(key, part)
         size = self._rows.sizes[row]
         self._used_bytes -= size
         if self._rows.pins[row]:
@@ -233,6 +249,8 @@ class RetentionManager:
         row = self._rows.find(key, part)
         if row < 0:
             return False
+        if self._next is not None:
+            self._next.pin(key, part)
         pins = self._rows.pins
         pins[row] += 1
         if pins[row] == 1:
@@ -249,10 +267,62 @@ class RetentionManager:
         row, pins = self._rows.find(key, part), self._rows.pins
         if row < 0 or not pins[row]:
             raise ValueError(f"{self._name}: unpin of a page that has no pin: {key.hex()} {part!r}")
+        if self._next is not None and self._next.pins(key, part):
+            self._next.unpin(key, part)
         pins[row] -= 1
         if not pins[row]:
             self._pinned_bytes -= self._rows.sizes[row]
             self._builtin.row_unpinned(row)
+
+    def begin_replace(self, policy: RetentionPolicy | None) -> list[HeldPage]:
+        """Begin to hand all pages to another policy; return them, those unused for longest in front.
+
+        Each is then to be given to `move_over`, some at a time; this policy answers until
+        `end_replace`. What comes, goes or is used meanwhile is told to both.
+        """
+        self._next = RetentionManager(policy, name=self._name)
+        rows = self._rows
+        in_order = sorted(rows, key=self._builtin.stamps.__getitem__)
+        return [(rows.key(row), rows.part(row)) for row in in_order]
+
+    @property
+    def next_sees_pages(self) -> bool:
+        """Whether who takes over must know whose pages they are: rules and users' policies do."""
+        following = self._next
+        return following is not None and following.sees_pages
+
+    @property
+    def sees_pages(self) -> bool:
+        """Whether there are rules or a user's policy, which look at each page."""
+        return self._book is not None or self._users is not None
+
+    def move_over(self, page: PageView, now_s: float) -> None:
+        """Hand a page to the policy that takes over, with its pins and what rules know of it."""
+        row, following = self._rows.find(page.key, page.part), self._next
+        if following is None or row < 0 or (page.key, page.part) in following:
+            return
+        past = None if self._book is None else self._book.history(row)
+        following.take_on(page, now_s, past, pins=self._rows.pins[row])
+
+    def take_on(
+        self, page: PageView, now_s: float, past: PageHistory | None = None, *, pins: int = 0
+    ) -> None:
+        """Learn of a page that is not known here and was held before, as `move_over` hands it on."""
+        self._store(page, now_s, past)
+        for _ in range(pins):
+            self.pin(page.key, page.part)
+
+    def end_replace(self) -> None:
+        """Let the other policy answer: it has all pages now."""
+        following, self._next = self._next, None
+        assert following is not None, "nobody takes over"
+        assert len(following) == len(self), "pages were not handed over"
+        self._become(following)
+
+    def _become(self, other: RetentionManager) -> None:
+        self._rows, self._builtin, self._users = other._rows, other._builtin, other._users
+        self._book, self.has_persistent = other._book, other.has_persistent
+        self._used_bytes, self._pinned_bytes = other._used_bytes, other._pinned_bytes
 
     def victims(self, bytes_needed: int, now_s: float) -> list[HeldPage]:
         """Return pages to remove, in that order, of `bytes_needed` bytes or more together.
@@ -288,6 +358,8 @@ class RetentionManager:
         self._builtin.check()
         if self._book is not None:
             self._book.check()
+        if self._next is not None:
+            self._next.check()
         assert self._used_bytes == sum(rows.sizes[row] for row in rows)
         assert self._pinned_bytes == sum(rows.sizes[row] for row in rows if rows.pins[row])
         assert all(rows.pins[row] >= 0 for row in rows)

@@ -55,6 +55,20 @@ class NamedPrefix:
         self.tokens = None if tokens is None else tuple(tokens)
         self.key = None if key is None else parse_key("key", key)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NamedPrefix) and vars(self) == vars(other)
+
+    def __str__(self) -> str:
+        if self.tokens is not None:
+            return f"{len(self.tokens)} tokens"
+        if self.key is not None:
+            return f"key {self.key.hex()}"
+        kind, text = ("text", self.text) if self.text is not None else ("system", self.system)
+        return f"{kind} of {len(text or '')} characters"
+
+    def __hash__(self) -> int:
+        return hash((self.text, self.system, self.tokens, self.key))
+
 
 def parse_key(name: str, text: str) -> PageKey:
     """Return a page's key from hexadecimal digits.
@@ -78,7 +92,7 @@ class Prefixes:
     """
 
     def __init__(self, named: Mapping[str, NamedPrefix]) -> None:
-        self._named = named
+        self.named = named
         self._lock = threading.Lock()
         self._names: dict[bytes, frozenset[str]] = {}
         self._models: set[bytes] = set()
@@ -88,7 +102,7 @@ class Prefixes:
                 self._add(name, [prefix.key])
 
     def __len__(self) -> int:
-        return len(self._named)
+        return len(self.named)
 
     def resolve(
         self,
@@ -104,8 +118,10 @@ class Prefixes:
             tokens_of: A prefix's tokens; None where they are not known.
         """
         with self._lock:
+            if root in self._models:
+                return
             self._models.add(bytes(root))
-            for name, prefix in self._named.items():
+            for name, prefix in self.named.items():
                 tokens = None if prefix.key is not None else tokens_of(prefix)
                 if tokens:
                     run = page_keys(root, tokens, page_tokens)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import enum
 import importlib
+import importlib.metadata
 import importlib.util
 import inspect
 import re
@@ -20,10 +21,12 @@ from types import ModuleType
 
 from pie.policies.adaptive import AdaptiveRetention
 from pie.policies.arc import ArcRetention
+from pie.policies.cluster_policy import ClusterPolicy, FixedCopies
 from pie.policies.containing import is_own
 from pie.policies.errors import PolicyError
 from pie.policies.frequency import CostRetention, LfuRetention
 from pie.policies.lru import LruRetention
+from pie.policies.replicate_hot import ReplicateHot
 from pie.policies.retention import RetentionPolicy
 from pie.policies.routing import RoutingPolicy
 from pie.policies.routing_affinity import ConsistentHashRouting, PrefixAffinityRouting
@@ -38,9 +41,12 @@ class PolicyKind(enum.StrEnum):
 
     RETENTION = "retention"
     ROUTING = "routing"
+    REPLICATION = "replication"
 
 
-BUILTIN: Mapping[PolicyKind, Mapping[str, type[RetentionPolicy] | type[RoutingPolicy]]] = {
+PolicyClass = type[RetentionPolicy] | type[RoutingPolicy] | type[ClusterPolicy]
+
+BUILTIN: Mapping[PolicyKind, Mapping[str, PolicyClass]] = {
     PolicyKind.RETENTION: {
         "lru": LruRetention,
         "lfu": LfuRetention,
@@ -58,15 +64,24 @@ BUILTIN: Mapping[PolicyKind, Mapping[str, type[RetentionPolicy] | type[RoutingPo
         "consistent-hash": ConsistentHashRouting,
         "weighted": WeightedRouting,
     },
+    PolicyKind.REPLICATION: {
+        "fixed": FixedCopies,
+        "replicate-hot": ReplicateHot,
+    },
 }
 """Classes of the built-in policies by name."""
 
-DEFAULT: Mapping[PolicyKind, str] = {PolicyKind.RETENTION: "lru", PolicyKind.ROUTING: "cost"}
+DEFAULT: Mapping[PolicyKind, str] = {
+    PolicyKind.RETENTION: "lru",
+    PolicyKind.ROUTING: "cost",
+    PolicyKind.REPLICATION: "fixed",
+}
 """The policy of each kind where the file names none."""
 
 _METHODS: Mapping[PolicyKind, Mapping[str, int]] = {
     PolicyKind.RETENTION: {"stored": 2, "hit": 3, "removed": 2, "victims": 2},
     PolicyKind.ROUTING: {"choose": 2},
+    PolicyKind.REPLICATION: {"decide": 1},
 }
 """What a class of each kind must have, with the number of arguments it is called with."""
 
@@ -77,9 +92,7 @@ class UnknownPolicyError(PolicyError):
     """A name that is no policy of the kind asked for; the message says why and what is allowed."""
 
 
-def resolve(
-    kind: PolicyKind, name: str, folder: Path | None = None
-) -> type[RetentionPolicy] | type[RoutingPolicy]:
+def resolve(kind: PolicyKind, name: str, folder: Path | None = None) -> PolicyClass:
     """Return the class that `name` stands for.
 
     Args:
@@ -94,13 +107,17 @@ def resolve(
     if name in builtin:
         return builtin[name]
     if ":" not in name:
+        installed = _installed(kind)
+        if name in installed:
+            return resolve(kind, installed[name])
         for other, names in BUILTIN.items():
             if name in names:
                 raise UnknownPolicyError(
                     f"{name!r} is a {other} policy, not a {kind} policy; {_allowed(kind)}"
                 )
         raise UnknownPolicyError(
-            f"there is no {kind} policy {name!r}{did_you_mean(name, builtin)}; {_allowed(kind)}"
+            f"there is no {kind} policy {name!r}{did_you_mean(name, [*builtin, *installed])}; "
+            f"{_allowed(kind, installed)}"
         )
     if not _USER_CLASS.fullmatch(name):
         raise UnknownPolicyError(f"{name!r} is not written as `module:Class`")
@@ -116,14 +133,23 @@ def resolve(
     return found  # type: ignore[no-any-return]
 
 
+def _installed(kind: PolicyKind) -> Mapping[str, str]:
+    """Return policies of a kind that installed packages bring, by name, as `module:Class`.
+
+    They are entry points of the group `pie.policies.KIND`; a built-in of the same name goes before.
+    """
+    group = importlib.metadata.entry_points(group=f"pie.policies.{kind}")
+    return {one.name: one.value for one in group}
+
+
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:
     """Return `, did you mean …?` where an allowed name looks much like `name`, else nothing."""
     close = difflib.get_close_matches(name, list(allowed), n=1)
     return f", did you mean {close[0]!r}?" if close else ""
 
 
-def _allowed(kind: PolicyKind) -> str:
-    names = ", ".join(f"`{name}`" for name in BUILTIN[kind])
+def _allowed(kind: PolicyKind, installed: Iterable[str] = ()) -> str:
+    names = ", ".join(f"`{name}`" for name in [*BUILTIN[kind], *installed])
     return f"allowed are {names} and your own `module:Class`"
 
 

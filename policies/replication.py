@@ -6,6 +6,7 @@ not cover which nodes those are (`pie.pool.placement`) or copying (`pie.pool.mig
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -34,3 +35,26 @@ class FixedReplication:
     def copies(self, group: PageKey, nodes: int) -> int:  # noqa: ARG002 - it is fixed
         """Return the number."""
         return min(self.count, max(1, nodes))
+
+
+class TabledReplication:
+    """More copies of some groups, as cluster policies order; of all others as many as usual.
+
+    Args:
+        usual: How many that is.
+    """
+
+    def __init__(self, usual: ReplicationPolicy) -> None:
+        self._usual = usual
+        self._table: Mapping[PageKey, int] = {}
+
+    def set_table(self, table: Mapping[PageKey, int]) -> bool:
+        """Take groups with more copies on, instead of those before; say whether that changes anything."""
+        changes = table != self._table
+        self._table = table
+        return changes
+
+    def copies(self, group: PageKey, nodes: int) -> int:
+        """Return the number."""
+        usual = self._usual.copies(group, nodes)
+        return min(max(usual, self._table.get(group, 0)), max(usual, nodes))

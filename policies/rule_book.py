@@ -12,6 +12,7 @@ import heapq
 from array import array
 from collections.abc import Sequence
 from itertools import islice
+from typing import NamedTuple
 
 from pie.policies.kept_sessions import KeptSessions
 from pie.policies.page_rows import PageRows, Row
@@ -25,6 +26,14 @@ _MOST_TIMERS = 256
 """Times looked at before victims are chosen, at most: a look takes about a microsecond."""
 _MOST_LOOKED_AT = 1024
 """Pages of a tenant over its quota that are looked at for some that can leave."""
+
+
+class PageHistory(NamedTuple):
+    """What rules know of a page's past in its tier."""
+
+    hits: int
+    stored_s: float
+    used_s: float
 
 
 class RuleBook:
@@ -62,8 +71,14 @@ class RuleBook:
             if isinstance(rule.action, KeepSession)
         }
 
-    def stored(self, row: Row, page: PageView, now_s: float) -> None:
-        """Find the rule of a new page."""
+    def history(self, row: Row) -> PageHistory:
+        """Return what is known of a page's past."""
+        return PageHistory(self._hits[row], self._stored_s[row], self._used_s[row])
+
+    def stored(
+        self, row: Row, page: PageView, now_s: float, past: PageHistory | None = None
+    ) -> None:
+        """Find the rule of a page that is new here, though it may have a past."""
         missing = self._rows.capacity - len(self._rule_of)
         if missing > 0:
             self._rule_of.extend([_NO_RULE] * missing)
@@ -72,8 +87,8 @@ class RuleBook:
             self._used_s.extend([0.0] * missing)
             self._owners.extend([("", "")] * missing)
             self._candidates.extend([()] * missing)
-        self._hits[row] = 0
-        self._stored_s[row] = self._used_s[row] = now_s
+        past = past or PageHistory(0, now_s, now_s)
+        self._hits[row], self._stored_s[row], self._used_s[row] = past
         self._owners[row] = (page.tenant_tag, page.session_tag)
         rules = self._rules
         matching = tuple(
@@ -82,8 +97,8 @@ class RuleBook:
         if any(rules[n].selector.hits or rules[n].selector.age_s for n in matching):
             self._candidates[row] = matching
             for age_s in {rules[n].selector.age_s for n in matching} - {0.0}:
-                heapq.heappush(self._timers, (now_s + age_s, row, page.key))
-        self._put_under(row, self._first_of(row, matching, now_s), now_s)
+                heapq.heappush(self._timers, (past.stored_s + age_s, row, page.key))
+        self._put_under(row, self._first_of(row, matching, now_s))
 
     def hit(self, row: Row, now_s: float) -> None:
         """Learn that a page was used."""
@@ -180,9 +195,9 @@ class RuleBook:
         first = self._first_of(row, candidates, now_s)
         if first != self._rule_of[row]:
             self._take_from(row)
-            self._put_under(row, first, now_s)
+            self._put_under(row, first)
 
-    def _put_under(self, row: Row, number: int, now_s: float) -> None:
+    def _put_under(self, row: Row, number: int) -> None:
         self._rule_of[row] = number
         if number == _NO_RULE:
             return
@@ -197,7 +212,7 @@ class RuleBook:
                 self._timers, (self._used_s[row] + action.after, row, self._rows.key(row))
             )
         elif isinstance(action, KeepSession):
-            self._sessions[number].used(row, self._owners[row], now_s)
+            self._sessions[number].used(row, self._owners[row], self._used_s[row])
         else:
             tenant = (number, self._owners[row][0])
             self._tenants.setdefault(tenant, {})[row] = None

@@ -79,6 +79,12 @@ class Selector:
         self.prefix = None if prefix is None or is_name else parse_key("prefix", prefix)
         self.hits = hits or 0
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Selector) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash(str(self))
+
     def __str__(self) -> str:
         words = (("tenant", self.tenant), ("session", self.session), ("model", self.model))
         said = [f"{name} is {word!r}" for name, word in words if word is not None]

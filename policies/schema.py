@@ -30,7 +30,12 @@ def policy_schema() -> dict[str, object]:
         "additionalProperties": False,
         "properties": {
             "worker": _half({"retention": _policy(PolicyKind.RETENTION), "rules": _rules()}),
-            "cluster": _half({"routing": _policy(PolicyKind.ROUTING)}),
+            "cluster": _half(
+                {
+                    "routing": _policy(PolicyKind.ROUTING),
+                    "replication": _policy(PolicyKind.REPLICATION),
+                }
+            ),
             "prefixes": {
                 "type": ["object", "null"],
                 "propertyNames": {"pattern": f"^{PREFIX_NAME.pattern}$"},

@@ -25,6 +25,7 @@ from pie.page.columns import PageMasks, together
 from pie.page.events import PageEntry
 from pie.page.format import PageHeader
 from pie.page.lookup import LookupStatus
+from pie.policies.retention import RetentionPolicy
 from pie.pool.shelf import Level
 from pie.pool.side_threads import CLOSE_S, SideThreads
 from pie.pool.tier import BadPages, PageId, StoredPage, Tier, TierKind, id_of
@@ -247,6 +248,12 @@ class TieredCache:
         wanted = {PageId(*page): None for pages in lower for page in pages}
         return [page for page in wanted if self._tiers[0].lookup(page) is not _HIT]
 
+    def to_keep(self) -> list[PageId]:
+        """Return what rules want to outlive restarts, and the first tier holds."""
+        with self._lock:
+            wanted = self._shelves[0].level.manager.persistent() if self.is_tiered else []
+        return [PageId(*page) for page in wanted]
+
     def used_above(self, page: PageId) -> None:
         """Learn that a page was used above all these tiers, and has left there now."""
         with self._lock:
@@ -396,6 +403,11 @@ class TieredCache:
     def pages_by_tier(self) -> dict[str, int]:
         """Return how many pages each tier holds, by the tier's name."""
         return {s.level.tier.kind.name.lower(): len(s.manager) for s in self._shelves}
+
+    def replace_policies(self, new_policy: Callable[[], RetentionPolicy]) -> None:
+        """Let other policies choose victims, one for each tier, while pages come and go."""
+        for shelf in self._shelves:
+            shelf.replace_policy(new_policy())
 
     def close(self, limit_s: float = CLOSE_S) -> bool:
         """Close all tiers at once; say whether they did within `limit_s`.

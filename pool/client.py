@@ -129,6 +129,7 @@ class PoolClient:
         self._checksum = Checksum(secret)
         self._budget = ByteBudget(settings.inflight_budget)
         self._landing = Landing(int(settings.shared_memory))
+        self._turn = 0
         self._page_bytes = 0
         """The largest payload received so far: what a page on its way is taken for."""
 
@@ -312,7 +313,11 @@ class PoolClient:
         """Return for each page the nodes that may have it, best first."""
         nodes = self._links.nodes()
         placement = Placement(nodes, self._replication)
-        return _by_group(groups, lambda group: [nodes[place] for place in placement.asked(group)])
+        self._turn += 1
+        turn = self._turn
+        return _by_group(
+            groups, lambda group: [nodes[place] for place in placement.asked(group, turn)]
+        )
 
     async def _spread(
         self, places: Iterable[tuple[int, PlaceRecord]], work: _Work, deadline_s: float

@@ -123,6 +123,7 @@ class Migration:
         self._grace = Grace(grace_s)
         self._silent: set[PlaceId] = set()
         """Nodes that did not answer in this round: they are not asked again before the next."""
+        self._should_look = False
         self._turn = asyncio.Lock()
         self._thread = SideThreads("pie-pool-move")
         self._task: asyncio.Task[None] | None = None
@@ -130,6 +131,10 @@ class Migration:
     def start(self) -> None:
         """Look after the pages from now on."""
         self._task = asyncio.create_task(self._run(), name=f"migrate {self._here}")
+
+    def look_again(self) -> None:
+        """Look for pages that belong elsewhere soon, because what belongs where has changed."""
+        self._should_look = True
 
     async def close(self) -> None:
         """Stop for good; a page that is on its way may or may not arrive, and stays here.
@@ -184,8 +189,11 @@ class Migration:
             view = view_of(self._links.nodes())
             if view != seen:
                 seen, since_s, due_s, pause_s = view, now_s, now_s + self._settle_s, _AGAIN_S
+            if self._should_look:
+                due_s, pause_s = min(due_s, now_s), _AGAIN_S
             if now_s < due_s:
                 continue
+            self._should_look = False
             before = self.counters.moved + self.counters.left
             try:
                 done = await self._round(draining=False)

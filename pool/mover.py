@@ -65,13 +65,19 @@ class Mover:
 
     def start(self) -> None:
         """Begin to move, first of all what rules want to be near and what an earlier start left to do."""
-        for page in self._cache.to_preload():
-            self.promote_soon(page)
+        self.preload()
         if self._writes_through:
             for page in self._cache.missing_below():
                 self.write_through_soon(page, is_persistent=False)
         self._cache.move_with(self)
         self._thread.start()
+
+    def preload(self) -> None:
+        """Copy up what rules want to be near; what of it is in the first tier goes to the last."""
+        for page in self._cache.to_preload():
+            self.promote_soon(page)
+        for page in self._cache.to_keep():
+            self.write_through_soon(page, is_persistent=True)
 
     def promote_soon(self, page: PageId) -> None:
         """Copy a page that was used in a lower tier to the first one."""

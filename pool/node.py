@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from urllib.parse import quote
 
 from msgspec import structs
@@ -18,12 +18,17 @@ from pie.index.contract import IndexReader, PlaceRecord
 from pie.index.errors import PlaceFencedError
 from pie.index.feed import MirrorFeed
 from pie.index.mirror import Mirror
+from pie.index.policy_follower import PolicyFollower
+from pie.index.policy_store import PolicyVersion
 from pie.index.publisher import Publisher
 from pie.index.settings import IndexSettings
 from pie.page.events import Epoch, PlaceId, PlaceKind
+from pie.page.key import PageKey
+from pie.policies.errors import PolicyFileError
 from pie.policies.manager import RetentionManager
-from pie.policies.replication import FixedReplication, ReplicationPolicy
-from pie.policies.retention import RetentionPolicy
+from pie.policies.policy_set import PolicySet
+from pie.policies.replication import FixedReplication, ReplicationPolicy, TabledReplication
+from pie.policies.versions import PolicyVersions
 from pie.pool.cache import Level, TieredCache
 from pie.pool.checksum import Checksum
 from pie.pool.disk import DiskTier
@@ -76,9 +81,7 @@ class PoolNode:
         index_url: str | None,
         epoch: Epoch,
         address: str | None = None,
-        retention: RetentionPolicy | None = None,
-        disk_retention: RetentionPolicy | None = None,
-        object_retention: RetentionPolicy | None = None,
+        policies: PolicySet | None = None,
         secret: bytes | None = None,
         encryption_keys: Sequence[bytes] = (),
         on_dead: Callable[[BaseException], None] | None = None,
@@ -96,9 +99,7 @@ class PoolNode:
             index_url: Redis; None serves without telling anybody.
             epoch: This start's number, larger than those of earlier starts.
             address: Where to listen; a free port of loopback where None.
-            retention: Which pages leave RAM first; `lru` where None.
-            disk_retention: Which pages leave the disk first; `lru` where None.
-            object_retention: Which pages leave the bucket first; `lru` where None.
+            policies: Which pages leave each tier first, until others are applied; the built-ins where None.
             secret: 32 bytes that all of the cluster share, where pages are to be keyed with them; an
                 address beyond this host needs them.
             encryption_keys: What pages on disk and in the bucket are encrypted with: the first writes, all read.
@@ -115,9 +116,12 @@ class PoolNode:
         self._settings = settings
         self._index_url = index_url
         self._index_settings = index_settings or IndexSettings()
+        self._policies = PolicyVersions(policies or PolicySet())
+        self._follower: PolicyFollower | None = None
+        new_retention = self._policies.current.new_retention_aside
         self._tier = RamTier(int(settings.ram_budget), checksum=Checksum(secret))
         self._relay = IndexRelay()
-        levels = [Level(self._tier, RetentionManager(retention, name=f"{place} ram"))]
+        levels = [Level(self._tier, RetentionManager(new_retention(), name=f"{place} ram"))]
         self._disk: DiskTier | None = None
         if settings.disk_budget:
             self._disk = DiskTier(
@@ -133,7 +137,9 @@ class PoolNode:
                 keep_bad_pages=settings.keep_bad_pages,
                 on_lost=self._changed,
             )
-            levels.append(Level(self._disk, RetentionManager(disk_retention, name=f"{place} disk")))
+            levels.append(
+                Level(self._disk, RetentionManager(new_retention(), name=f"{place} disk"))
+            )
         self._close_s = _CLOSE_S
         self._object: ObjectTier | None = None
         if settings.object_bucket:
@@ -148,7 +154,7 @@ class PoolNode:
                 self._changed,
             )
             self._close_s += 3 * settings.object_timeout_s
-            manager = RetentionManager(object_retention, name=f"{place} object")
+            manager = RetentionManager(new_retention(), name=f"{place} object")
             levels.append(Level(self._object, manager))
         own = (level.tier for level in levels if level.tier.kind in _OWN_TIERS)
         self._capacity_bytes = sum(tier.budget_bytes for tier in own)
@@ -174,12 +180,13 @@ class PoolNode:
                     index_url, mirror, settings=self._index_settings, with_pages=False
                 )
         self._links = NodeLinks(reader, wire_settings, secret=secret)
+        self._replication = TabledReplication(replication or FixedReplication(settings.copies))
         self._migration = Migration(
             place,
             self._cache,
             self._links,
             reader,
-            replication=replication or FixedReplication(settings.copies),
+            replication=self._replication,
             tiers=_OWN_TIERS,
             bytes_per_s=float(settings.move_rate),
             settle_s=settings.move_after_s,
@@ -223,6 +230,7 @@ class PoolNode:
             address=address,
             tiers=tuple(int(tier) for tier in self._cache.tiers),
             capacity_bytes=self._capacity_bytes,
+            copies=self._settings.copies,
             ttl_s=self._index_settings.ttl_s,
         )
         if self._index_url is not None:
@@ -235,6 +243,14 @@ class PoolNode:
             )
             self._relay.connect(self._publisher)
             await self._publisher.start()
+            self._follower = PolicyFollower(
+                self._index_url,
+                self.place,
+                self._take_policies,
+                on_copies=self._take_copies,
+                settings=self._index_settings,
+            )
+            await self._follower.start()
         if self._feed is not None:
             await self._feed.start()
         self._migration.start()
@@ -290,6 +306,8 @@ class PoolNode:
         if self._emptying is not None:
             self._emptying.cancel()
             await asyncio.gather(self._emptying, return_exceptions=True)
+        if self._follower is not None:
+            await self._follower.close()
         await self._migration.close()
         await self._server.close()
         await self._links.close()
@@ -316,6 +334,8 @@ class PoolNode:
             address="" if self._record is None else self._record.address,
             index_mode="" if self._publisher is None else str(self._publisher.mode),
             draining=service.draining,
+            policy_version=0 if self._follower is None else self._follower.state.version,
+            policy_refused=0 if self._follower is None else self._follower.state.refused,
             used_bytes=self._cache.used_bytes,
             budget_bytes=self._cache.budget_bytes,
             pages=self._cache.pages_by_tier(),
@@ -403,6 +423,24 @@ class PoolNode:
     def _settled(self, view: str) -> None:
         if self.record.settled != view:
             self._say(structs.replace(self.record, settled=view))
+
+    def _take_copies(self, table: Mapping[PageKey, int]) -> None:
+        """Learn which groups more nodes keep than usual."""
+        if self._replication.set_table(table):
+            self._migration.look_again()
+
+    async def _take_policies(self, number: int, version: PolicyVersion) -> str:
+        """Take a version of the policies on; return why it cannot be, or nothing."""
+        try:
+            policies = await asyncio.to_thread(self._policies.read, number, version.text)
+        except PolicyFileError as error:
+            return str(error)
+        if not policies.same_retention(self._policies.current):
+            new_retention = policies.new_retention_aside
+            await asyncio.to_thread(self._cache.replace_policies, new_retention)
+            self._mover.preload()
+        self._policies.current = policies
+        return ""
 
     def _changed(self) -> None:
         self._mover.reconcile_soon()

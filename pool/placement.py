@@ -97,9 +97,19 @@ class Placement:
         order = [place for place in rank(group, self._weights) if place in self._takers]
         return order[: self._replication.copies(group, len(order))]
 
-    def asked(self, group: PageKey) -> list[PlaceId]:
-        """Return the nodes that may have a group, in the order in which they should be asked."""
+    def asked(self, group: PageKey, turn: int = 0) -> list[PlaceId]:
+        """Return the nodes that may have a group, in the order in which they should be asked.
+
+        Of those that keep it another is the first for another `turn`, so that copies share the load.
+        """
         order = rank(group, self._weights)
-        first = self._replication.copies(group, len(self._takers)) + 1
-        further = order[first : first + _MORE_ASKED]
-        return order[:first] + [place for place in further if place in self._unsettled]
+        copies = self._replication.copies(group, len(self._takers))
+        turn %= copies
+        homes, others = order[:copies], order[copies:]
+        further = others[1 : 1 + _MORE_ASKED]
+        return [
+            *homes[turn:],
+            *homes[:turn],
+            *others[:1],
+            *(place for place in further if place in self._unsettled),
+        ]

@@ -19,10 +19,14 @@ from pie.page.events import PageEntry
 from pie.page.format import PageHeader
 from pie.page.lookup import LookupStatus
 from pie.policies.manager import RetentionManager
+from pie.policies.retention import PageView, RetentionPolicy
 from pie.pool.tier import PageId, Tier, entry_of, id_of, view_of
 
 _AT_ONCE = 4096
 """Rows looked at while others wait: 1 ms."""
+
+_HANDED_AT_ONCE = 200
+"""Pages handed to another policy while others wait: about 1 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,26 @@ class Shelf:
             count += 1
         return count
 
+    def replace_policy(self, policy: RetentionPolicy) -> None:
+        """Let another policy choose victims: it is handed the pages, some at a time, the oldest first."""
+        manager, kind = self.manager, self.tier.kind
+        with self._lock:
+            pages = manager.begin_replace(policy)
+        headers = {}
+        if manager.next_sees_pages:
+            headers = {id_of(header): header for header in self.tier.pages()}
+        for start in range(0, len(pages), _HANDED_AT_ONCE):
+            with self._lock:
+                for page in pages[start : start + _HANDED_AT_ONCE]:
+                    header = headers.get(PageId(*page))
+                    entry = manager.entry(*page, kind)
+                    if header is not None:
+                        manager.move_over(view_of(header, self.tier), self._clock())
+                    elif entry is not None:
+                        manager.move_over(_view(entry), self._clock())
+        with self._lock:
+            manager.end_replace()
+
     def reconcile(self) -> None:
         """Forget what the tier has lost by itself."""
         for page in self.held():
@@ -143,3 +167,8 @@ class Shelf:
         held = set(self.held())
         assert held == {id_of(header) for header in self.tier.pages()}
         assert self.tier.used_bytes <= self.tier.budget_bytes
+
+
+def _view(entry: PageEntry) -> PageView:
+    """Return what is known of a page without its header: all but whose it is."""
+    return PageView(entry.key, entry.parent, entry.index, entry.part, entry.tier, entry.bytes)

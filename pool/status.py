@@ -19,6 +19,10 @@ class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     index_mode: str
     draining: bool
+    policy_version: Gauge[int]
+    """The version of the policies that is in force here; 0 where none was applied."""
+    policy_refused: Gauge[int]
+    """The version that could not be taken on; 0 where there is none."""
     used_bytes: Gauge[int]
     budget_bytes: Gauge[int]
     pages: Gauge[dict[str, int]]

@@ -46,6 +46,7 @@ from pie.router.inferlets import Inferlets
 from pie.router.likeliest import Likeliest
 from pie.router.metrics import RouterMetrics
 from pie.router.models import ModelCatalog, ServedModel
+from pie.router.policy_desk import PolicyDesk
 from pie.router.prefix import Prefix
 from pie.router.prompt import Prompt
 from pie.router.responding import Responding, ResponseStore, as_response
@@ -85,6 +86,7 @@ class RouterApp:
         census: CensusTaker,
         status: Callable[[Census | None], ClusterStatus],
         admin: Admin,
+        policy_desk: PolicyDesk,
         access: Access,
         inferlets: Inferlets,
     ) -> None:
@@ -97,6 +99,7 @@ class RouterApp:
         self._census = census
         self._status = status
         self._admin = admin
+        self._policy_desk = policy_desk
         self._access = access
         self._inferlets = inferlets
         self._bodies = BodyBudget(int(settings.body_budget_bytes), settings.retry_after_s)
@@ -149,6 +152,21 @@ class RouterApp:
                     methods=get,
                 ),
                 *self._inferlets.routes(self._endpoint),
+                Route(
+                    "/admin/policies",
+                    self._endpoint(self._policy_desk.show, admin=True),
+                    methods=get,
+                ),
+                Route(
+                    "/admin/policies",
+                    self._endpoint(self._policy_desk.apply, admin=True),
+                    methods=post,
+                ),
+                Route(
+                    "/admin/policies/events",
+                    self._endpoint(self._policy_desk.events, admin=True),
+                    methods=get,
+                ),
                 Route("/openapi.json", self._endpoint(self._openapi, public=True), methods=get),
             ],
             exception_handlers={HTTPException: self._no_such_thing},

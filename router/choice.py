@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from pie.policies.containing import is_own
 from pie.policies.routing import Choice, RequestView, RoutingPolicy, WorkerView
 from pie.policies.routing_cost import CostRouting
 from pie.router.books import WorkerBooks
+from pie.router.demand import Demand
 from pie.router.metrics import RouterMetrics
 from pie.router.prefix import Prefix
 from pie.router.rates import FleetRates
@@ -89,6 +91,8 @@ class Chooser:
         self._fallback = CostRouting()
         self._policy: RoutingPolicy = policy or self._fallback
         self._metrics = metrics
+        self.demand = Demand()
+        """What is asked for."""
         self._sessions: OrderedDict[tuple[str | None, str], PlaceId] = OrderedDict()
         """Where the latest request of each conversation went, by salt and name."""
 
@@ -130,6 +134,7 @@ class Chooser:
             ),
             [view for view, _ in views.values()],
         )
+        self.demand.used(runs.keys, time.monotonic())
         if conversation is not None:
             self._remember(conversation, choice.place)
         chosen, link = views[choice.place]
@@ -142,6 +147,10 @@ class Chooser:
             choice,
             tuple(view for view, _ in views.values()),
         )
+
+    def replace_policy(self, policy: RoutingPolicy) -> None:
+        """Let another policy decide from now on; conversations keep their workers."""
+        self._policy = policy
 
     def _remember(self, conversation: tuple[str | None, str], place: PlaceId) -> None:
         self._sessions[conversation] = place

@@ -22,6 +22,7 @@ from pie.router.api.inferlets import (
     RunEvent,
 )
 from pie.router.api.listing import ApiErrorBody, Model, ModelList
+from pie.router.api.policies import Applied, ApplyBody, PolicyEvents, PolicyReport
 from pie.router.api.responses import ResponsesBody
 from pie.router.api.responses_answers import Response, ResponseEvent
 from pie.router.api.tokens import (
@@ -94,6 +95,10 @@ def document() -> dict[str, Any]:
             InferletList,
             RunEvent,
             Done,
+            PolicyReport,
+            PolicyEvents,
+            ApplyBody,
+            Applied,
         ],
         ref_template=_REF + "{name}",
     )
@@ -137,6 +142,15 @@ def document() -> dict[str, Any]:
             "/status": {"get": _answer("The cluster as this router sees it.", "ClusterStatus")},
             "/metrics": {"get": _answer("Prometheus metrics, as text.", None)},
             "/admin/requests": {"get": _answer("Requests that can be explained.", "ExplainedList")},
+            "/admin/policies": {
+                "get": _answer(
+                    "Versions of the policies, and what every place runs.", "PolicyReport"
+                ),
+                "post": _answer("Put a policy file in force everywhere.", "Applied", "ApplyBody"),
+            },
+            "/admin/policies/events": {
+                "get": _answer("What cluster policies did, the newest first.", "PolicyEvents")
+            },
             "/admin/requests/{request_id}": {
                 "get": _answer("What became of one request, and why.", "Explained")
                 | _in_path("request_id"),

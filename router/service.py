@@ -18,19 +18,25 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import uvicorn
 
 from pie.index.feed import MirrorFeed
 from pie.index.mirror import Mirror
+from pie.index.policy_follower import PolicyFollower
+from pie.index.policy_store import PolicyVersion
 from pie.index.settings import IndexSettings
 from pie.page.events import PlaceKind
-from pie.policies.routing import RoutingPolicy
+from pie.policies.errors import PolicyFileError
+from pie.policies.policy_set import PolicySet
+from pie.policies.versions import PolicyVersions
 from pie.router.access import Access
 from pie.router.admin import Admin
 from pie.router.answer import Answerer
 from pie.router.app import RouterApp
 from pie.router.census import Census, CensusTaker
 from pie.router.choice import Chooser
+from pie.router.conductor import Conductor
 from pie.router.connection import Connection, Door
 from pie.router.dispatch import Dispatcher
 from pie.router.errors import AddressUnusableError, PortBusyError, unavailable
@@ -42,6 +48,7 @@ from pie.router.inferlets import Inferlets
 from pie.router.memory import AnswerMemory
 from pie.router.metrics import RouterMetrics
 from pie.router.models import ModelCatalog
+from pie.router.policy_desk import PolicyDesk
 from pie.router.program_runs import ProgramRuns
 from pie.router.settings import RouterSettings
 from pie.router.status import ClusterStatus
@@ -76,7 +83,7 @@ class RouterService:
         index_url: Redis that holds the index, such as `redis://127.0.0.1:6380/0` or
             `unix:///run/pie/redis.sock`.
         index: The index's settings (key prefix, timings); its own `url` is not read.
-        routing: Chooses workers; the built-in cost route where None.
+        policies: Which policy chooses workers, until others are applied; the built-ins where None.
         wire: Limits of connections to workers.
         secret: 32 bytes that all of the cluster share; keys the tags of tenants, and connections
             beyond this host.
@@ -89,7 +96,7 @@ class RouterService:
         *,
         index_url: str,
         index: IndexSettings | None = None,
-        routing: RoutingPolicy | None = None,
+        policies: PolicySet | None = None,
         wire: WireSettings | None = None,
         secret: bytes | None = None,
         shares_port: bool = False,
@@ -112,7 +119,13 @@ class RouterService:
             retry_after_s=settings.retry_after_s,
         )
         self._gate = Gate(settings.max_in_flight, settings.retry_after_s, self.metrics)
-        chooser = Chooser(self._mirror, routing, self.metrics)
+        self._policies = PolicyVersions(policies or PolicySet())
+        chooser = self._chooser = Chooser(
+            self._mirror, self._policies.current.new_routing(), self.metrics
+        )
+        self._follower: PolicyFollower | None = None
+        self._conductor: Conductor | None = None
+        self._index_url, self._index = index_url, index
         dispatcher = Dispatcher(
             self._workers,
             chooser,
@@ -145,6 +158,7 @@ class RouterService:
             census=self._census,
             status=self.status,
             admin=Admin(explained),
+            policy_desk=PolicyDesk(self._policies, index_url, index),
             access=access,
             inferlets=Inferlets(settings, catalog=self._catalog, runs=self._runs, gate=self._gate),
         )
@@ -192,6 +206,23 @@ class RouterService:
         await self._feed.start()
         if not await self._feed.ready(self.settings.index_ready_timeout_s):
             log.warning("the index could not be read yet; serving without it until it can")
+        name = f"router at {self._url.removeprefix('http://')}"
+        self._conductor = Conductor(
+            self._index_url,
+            name,
+            self._chooser.demand,
+            lambda: list(self._mirror.places().values()),
+            self._policies.current,
+            settings=self._index,
+        )
+        self._follower = PolicyFollower(
+            self._index_url,
+            name,
+            self._take_policies,
+            settings=self._index,
+        )
+        await self._follower.start()
+        self._conductor.start()
         self._look()
         self._looking = asyncio.create_task(self._keep_looking())
         self._serving = asyncio.create_task(self._server.serve([listener]))
@@ -227,6 +258,8 @@ class RouterService:
             ("workers", self._workers.close()),
             ("tokenizers", self._catalog.close()),
             ("the index", self._feed.close()),
+            *([("policies", self._follower.close())] if self._follower is not None else []),
+            *([("orders", self._conductor.close())] if self._conductor is not None else []),
         ):
             try:
                 async with asyncio.timeout(_CLOSE_S):
@@ -239,7 +272,29 @@ class RouterService:
 
     def status(self, census: Census | None = None) -> ClusterStatus:
         """Return what this router knows and places said, and bring its gauges up to date."""
-        return self._survey.status(census)
+        told = self._survey.status(census)
+        if self._follower is None:
+            return told
+        state = self._follower.state
+        return msgspec.structs.replace(
+            told, policy_version=state.version, policy_refused=state.refused
+        )
+
+    async def _take_policies(self, number: int, version: PolicyVersion) -> str:
+        """Take a version of the policies on; return why it cannot be, or nothing."""
+        try:
+            policies = await asyncio.to_thread(self._policies.read, number, version.text)
+        except PolicyFileError as error:
+            return str(error)
+        if policies.routing != self._policies.current.routing:
+            self._chooser.replace_policy(policies.new_routing())
+        if (
+            self._conductor is not None
+            and policies.replication != self._policies.current.replication
+        ):
+            self._conductor.replace_policies(policies)
+        self._policies.current = policies
+        return ""
 
     async def _keep_looking(self) -> None:
         """Hold workers and models against the mirror, for ever."""

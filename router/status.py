@@ -65,6 +65,10 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     predicted_tokens: int = 0
     """Prompt tokens that the index said were held."""
     output_tokens: int = 0
+    policy_version: int = 0
+    """The version of the policies that this router runs; 0 where none was applied."""
+    policy_refused: int = 0
+    """The version that it could not take on; 0 where there is none."""
     remembered_answers: int = 0
     remembered_bytes: int = 0
 

@@ -7,6 +7,7 @@ goes back after each step. Does not cover the wire's messages (`pie.wire.message
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pie.wire.messages import Generate, Load, Refused, TokenDelta
@@ -73,11 +74,18 @@ class StoreEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class Between:
+    """Do something short between two steps."""
+
+    work: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End the thread."""
 
 
-Command = Submit | CancelOne | CancelAll | LoadEnded | StoreEnded | ProgramCommand | Stop
+Command = Submit | CancelOne | CancelAll | LoadEnded | StoreEnded | ProgramCommand | Between | Stop
 
 
 @dataclass(slots=True)

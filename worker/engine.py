@@ -113,6 +113,8 @@ class Engine:
         self._runner = runner
         self._table = table
         self._states = states
+        self.tables = (table,) if states is None else (table, states.slots)
+        """What its policies choose victims in; the step thread's alone."""
         self._root = root
         self._page_tokens = page_tokens
         self._vocabulary = vocabulary
@@ -326,11 +328,10 @@ class Engine:
     def _load_ended(self, ended: LoadEnded) -> None:
         sequence = ended.sequence
         sequence.load_s = ended.seconds
-        if self._offload is not None:
-            for came in ended.sources:
-                self._offload.choice.saw(came)
         for came in ended.sources:
             self._counters.pages_loaded[came.tier] += came.pages
+            if self._offload is not None:
+                self._offload.choice.saw(came)
         if sequence.load_decision is not None:
             sequence.load_decision = with_outcome(
                 sequence.load_decision, ended.sources, overran=ended.overran

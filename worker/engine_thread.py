@@ -11,7 +11,7 @@ import queue
 import threading
 from collections.abc import Callable
 
-from pie.worker.commands import Command, StepReport, Stop
+from pie.worker.commands import Between, Command, StepReport, Stop
 from pie.worker.engine import Engine
 
 log = logging.getLogger("pie.worker.engine_thread")
@@ -78,7 +78,10 @@ class EngineThread:
         while command is not None:
             if isinstance(command, Stop):
                 return False
-            self._engine.handle(command)
+            if isinstance(command, Between):
+                command.work()
+            else:
+                self._engine.handle(command)
             command = self._next(wait_s=0)
         return True
 

@@ -273,6 +273,11 @@ class LowerTiers:
             "disk_locked_pages": sealed.locked,
         }
 
+    def replace_policies(self, new_policy: Callable[[], RetentionPolicy]) -> None:
+        """Let other policies choose victims, one for each tier."""
+        self._cache.replace_policies(new_policy)
+        self._mover.preload()
+
     def save(self, until_s: float) -> None:
         """Copy what only host memory holds to disk, until the monotonic clock says `until_s`."""
         limit_s = until_s - time.monotonic() + _LAST_PAGE_S

@@ -71,6 +71,42 @@ def _system_tokens(system: str, model: Model, tokenizer: Tokenizer) -> list[int]
     ]
 
 
+class Preloading:
+    """One preload at a time: that of the prefixes in force. Made and ended on an event loop.
+
+    Args:
+        tiers: Where pages are brought; nothing is done without them.
+        pool: Where pages come from; nothing is done without one.
+        names: What names this worker's pages.
+        limit_s: Longest load of one prefix.
+    """
+
+    def __init__(
+        self, tiers: LowerTiers | None, pool: PagePool | None, names: PageNames, limit_s: float
+    ) -> None:
+        self._tiers = tiers
+        self._pool = pool
+        self._names = names
+        self._limit_s = limit_s
+        self._loop = asyncio.get_running_loop()
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self, prefixes: Prefixes) -> None:
+        """Bring these prefixes near, instead of those before; from any thread."""
+        self._loop.call_soon_threadsafe(self._begin, prefixes)
+
+    def end(self) -> None:
+        """Bring nothing more."""
+        if self._task is not None:
+            self._task.cancel()
+
+    def _begin(self, prefixes: Prefixes) -> None:
+        self.end()
+        if len(prefixes) and self._tiers is not None and self._pool is not None:
+            work = preload(prefixes, self._tiers, self._pool, self._names, self._limit_s)
+            self._task = self._loop.create_task(work)
+
+
 async def preload(
     prefixes: Prefixes, tiers: LowerTiers, pool: PagePool, names: PageNames, limit_s: float
 ) -> None:

@@ -20,14 +20,15 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from pie.page.events import Part, Tier
 from pie.page.key import PageKey, RootKey
 from pie.policies.manager import RetentionManager
-from pie.policies.retention import NO_ROOT, PageView
+from pie.policies.retention import NO_ROOT, PageView, RetentionPolicy
+from pie.policies.victims import HeldPage
 from pie.worker.batch import PageSlot
 from pie.worker.free_pages import FreePages
 
@@ -140,6 +141,7 @@ class PageTable:
     _idle: int = field(init=False, default=0)
     _changes: list[Change] = field(init=False, default_factory=list)
     _opaque: list[PageKey] = field(init=False, default_factory=list)
+    _to_move: Iterator[HeldPage] = field(init=False, default_factory=lambda: iter(()))
 
     def __post_init__(self) -> None:
         self._pages = [_Page() for _ in range(self.total)]
@@ -233,20 +235,7 @@ class PageTable:
         self._set(page, PageState.FROZEN)
         self._pages[page].frozen = frozen
         self._by_key[frozen.key] = page
-        self.retention.stored(
-            PageView(
-                key=frozen.key,
-                parent=frozen.parent,
-                index=frozen.index,
-                part=self.part,
-                tier=Tier.DEVICE,
-                bytes=self.page_bytes,
-                tenant_tag=frozen.tenant_tag,
-                session_tag=frozen.session_tag,
-                model_root=self.model_root,
-            ),
-            now_s,
-        )
+        self.retention.stored(self._view(frozen), now_s)
         self.retention.pin(frozen.key, self.part)
         self._changes.append(Change(frozen, True, self.part is Part.STATE))
         return page
@@ -286,6 +275,23 @@ class PageTable:
             if not entry.users:
                 self._idle += 1
                 self.retention.unpin(frozen.key, self.part)
+
+    def begin_replace(self, policy: RetentionPolicy) -> None:
+        """Begin to let another policy choose victims; `move_over` goes on with it."""
+        self._to_move = iter(self.retention.begin_replace(policy))
+
+    def move_over(self, most: int, now_s: float) -> bool:
+        """Hand some pages to the policy that takes over; say whether it answers now."""
+        moved = 0
+        for key, _ in self._to_move:
+            slot = self._by_key.get(key)
+            if slot is not None:
+                self.retention.move_over(self._view(self._frozen(slot)), now_s)
+                moved += 1
+                if moved >= most:
+                    return False
+        self.retention.end_replace()
+        return True
 
     def take_changes(self) -> list[Change]:
         """Return what was stored and removed since the last call, in order."""
@@ -365,6 +371,19 @@ class PageTable:
         if below is not None and len(keys) > count:
             keys.sort(key=lambda key: not below.holds(key))
         return keys[:count]
+
+    def _view(self, frozen: FrozenPage) -> PageView:
+        return PageView(
+            key=frozen.key,
+            parent=frozen.parent,
+            index=frozen.index,
+            part=self.part,
+            tier=Tier.DEVICE,
+            bytes=self.page_bytes,
+            tenant_tag=frozen.tenant_tag,
+            session_tag=frozen.session_tag,
+            model_root=self.model_root,
+        )
 
     def _use(self, page: PageSlot, count: int = 1) -> None:
         entry = self._pages[page]

@@ -21,11 +21,14 @@ from pie.index.contract import IndexWriter, PlaceRecord
 from pie.index.errors import PlaceFencedError
 from pie.index.feed import MirrorFeed
 from pie.index.mirror import Mirror
+from pie.index.policy_follower import PolicyFollower
 from pie.index.publisher import Publisher
 from pie.index.settings import IndexSettings
 from pie.page.columns import PageMasks, masks_of, together
 from pie.page.events import Epoch, PlaceId
 from pie.policies.policy_set import PolicySet
+from pie.policies.replication import FixedReplication, TabledReplication
+from pie.policies.versions import PolicyVersions
 from pie.pool.client import PoolClient
 from pie.pool.index_relay import IndexRelay
 from pie.pool.settings import PoolSettings
@@ -45,11 +48,12 @@ from pie.worker.grammar_queue import GrammarQueue
 from pie.worker.holdings import Holdings
 from pie.worker.intake import Intake
 from pie.worker.lower_tiers import LowerTiers, open_tiers
-from pie.worker.named_prefixes import preload, resolve_prefixes
+from pie.worker.named_prefixes import Preloading, resolve_prefixes
 from pie.worker.offload import Offload
 from pie.worker.outbox import Outbox
 from pie.worker.page_copies import PageCopies, PageNames
 from pie.worker.page_table import Change
+from pie.worker.policy_change import PolicyChange
 from pie.worker.programs.host import ProgramHost
 from pie.worker.programs.serving import ProgramService
 from pie.worker.settings import ModelSettings, ProgramSettings
@@ -107,7 +111,7 @@ class WorkerService:
     ) -> None:
         self._place = place
         self._settings = settings
-        self._policies = policies
+        self._policies = PolicyVersions(policies)
         self._index_settings = index_settings
         self._index_url = index_url
         self._epoch = epoch
@@ -138,6 +142,9 @@ class WorkerService:
         self._host: ProgramHost | None = None
         self._programs: ProgramService | None = None
         self._grammars: GrammarQueue | None = None
+        self._follower: PolicyFollower | None = None
+        usual = FixedReplication(pool_settings.copies if pool_settings is not None else 1)
+        self._replication = TabledReplication(usual)
         self._submitted = 0
         self._taken = 0
         """Of the requests submitted, those that the engine has seen."""
@@ -192,8 +199,14 @@ class WorkerService:
         """Return the worker's counters and gauges as they are now."""
         status = WorkerStatus(state=self._state) if self._engine is None else self._engine.status
         tiers = {} if self._tiers is None else self._tiers.figures()
+        policies = None if self._follower is None else self._follower.state
         return msgspec.structs.replace(
-            status, state=self._state, refused=status.refused + self._refused, **tiers
+            status,
+            state=self._state,
+            refused=status.refused + self._refused,
+            policy_version=policies.version if policies else 0,
+            policy_refused=policies.refused if policies else 0,
+            **tiers,
         )
 
     def check(self) -> None:
@@ -206,9 +219,12 @@ class WorkerService:
     async def _start(self, progress: Callable[[str], None]) -> None:
         loop = asyncio.get_running_loop()
         assembly = await asyncio.to_thread(assemble, self._settings, progress)
-        await asyncio.to_thread(
-            resolve_prefixes, self._policies.prefixes, assembly.model, assembly.tokenizer
-        )
+
+        def resolve(policies: PolicySet) -> None:
+            resolve_prefixes(policies.prefixes, assembly.model, assembly.tokenizer)
+
+        own = self._policies.current
+        await asyncio.to_thread(resolve, own)
         self._intake = Intake(assembly.model.vocab_size, assembly.context_tokens)
         self._grammars = make_grammars(assembly)
         self._exits.callback(self._grammars.close)
@@ -251,7 +267,7 @@ class WorkerService:
             holdings.apply(changes, publisher)
 
         self._engine = make_engine(
-            assembly, self._settings, self._policies.new_retention_aside, publish, debug=self._debug
+            assembly, self._settings, own.new_retention_aside, publish, debug=self._debug
         )
 
         def take_report(report: StepReport) -> None:
@@ -273,10 +289,7 @@ class WorkerService:
             self._exits.push_async_callback(offload.close)
             kept = suspended_budget(self._settings.host_kv_budget, assembly.model.layout)
             self._engine.attach(offload, SuspendedPages(assembly.arena, copies.names, kept))
-        if pool is not None and tiers is not None and len(self._policies.prefixes):
-            prefixes, limit_s = self._policies.prefixes, self._settings.transfer_timeout_s
-            task = loop.create_task(preload(prefixes, tiers, pool, copies.names, limit_s))
-            self._exits.callback(task.cancel)
+
         self._thread.start()
         self._exits.push_async_callback(asyncio.to_thread, self._thread.stop, _STEP_ENDS_S)
         if self._takes_programs:
@@ -289,6 +302,7 @@ class WorkerService:
         loads = loop.create_task(self._tell_loads(self._engine))
         self._exits.callback(loads.cancel)
         self._exits.push_async_callback(self._close_outboxes)
+        await self._follow_policies(resolve, tiers, pool, copies.names)
         self._state = "serving"
         # Last, so that nobody sends requests before they can be taken.
         await publisher.start()
@@ -309,12 +323,41 @@ class WorkerService:
             compression=settings.disk_compression,
             secret=self._secret,
             encryption_keys=self._encryption_keys,
-            retention=self._policies.new_retention_aside,
+            retention=self._policies.current.new_retention_aside,
             index=index,
         )
         if tiers is not None:
             self._exits.push_async_callback(asyncio.to_thread, tiers.close)
         return tiers
+
+    async def _follow_policies(
+        self,
+        resolve: Callable[[PolicySet], None],
+        tiers: LowerTiers | None,
+        pool: PoolClient | None,
+        names: PageNames,
+    ) -> None:
+        """Take on the policies that are in force now, and each that comes into force from then on."""
+        assert self._thread is not None
+        assert self._engine is not None
+        preloading = Preloading(tiers, pool, names, self._settings.transfer_timeout_s)
+        self._exits.callback(preloading.end)
+
+        def near(policies: PolicySet) -> None:
+            resolve(policies)
+            preloading.begin(policies.prefixes)
+
+        near(self._policies.current)
+        change = PolicyChange(self._policies, self._thread, self._engine.tables, tiers, near)
+        self._follower = PolicyFollower(
+            self._index_url,
+            self._place,
+            change.take,
+            on_copies=self._replication.set_table,
+            settings=self._index_settings,
+        )
+        await self._follower.start()
+        self._exits.push_async_callback(self._follower.close)
 
     async def _pool_client(self) -> PoolClient | None:
         settings = self._pool_settings
@@ -324,7 +367,7 @@ class WorkerService:
         feed = MirrorFeed(self._index_url, mirror, settings=self._index_settings, with_pages=False)
         await feed.start()
         self._exits.push_async_callback(feed.close)
-        client = PoolClient(mirror, settings, secret=self._secret)
+        client = PoolClient(mirror, settings, secret=self._secret, replication=self._replication)
         self._exits.push_async_callback(client.close)
         return client
 

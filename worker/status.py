@@ -17,6 +17,10 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     """`starting`, `serving`, `draining` or `closed`."""
 
+    policy_version: Gauge[int] = 0
+    """The version of the policies that is in force here; 0 where none was applied."""
+    policy_refused: Gauge[int] = 0
+    """The version that could not be taken on; 0 where there is none."""
     running: Gauge[int] = 0
     waiting: Gauge[int] = 0
     loading: Gauge[int] = 0

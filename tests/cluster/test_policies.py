@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
 from openai import OpenAI
 
+from pie.cluster.errors import ConfigError
+from pie.cluster.policy_edit import Desk, apply_file, difference, history, roll_back
 from tests.support.serving import Serving
 
 pytestmark = [pytest.mark.live, pytest.mark.xdist_group("command"), pytest.mark.timeout(400)]
@@ -100,3 +104,54 @@ def test_a_system_message_that_the_file_names_outstays_others(client: OpenAI) ->
     assert told(client, "Which ships passed?") == 0
     press(client, "second")
     assert told(client, "Who lit the lamp?") >= 5 * PAGE_TOKENS
+
+
+def test_an_edit_takes_effect_everywhere_under_load_without_a_failed_request(
+    serving: Serving, client: OpenAI
+) -> None:
+    desk, said = Desk(serving.url, ""), list[str]()
+    edited = serving.folder / "edited.yaml"
+    edited.write_text("worker: {retention: lru}\ncluster: {routing: round-robin}")
+    assert "-  rule 1      keep-session" in difference(desk, edited)
+    over, failures = threading.Event(), list[BaseException]()
+    asked: list[tuple[int, int]] = []
+
+    def ask_on(number: int) -> None:
+        try:
+            while not over.is_set():
+                asked.append(found(client, f"{number} {len(asked)} " + "waves roll in. " * 30))
+        except BaseException as error:  # noqa: BLE001 - it is told by the test
+            failures.append(error)
+
+    threads = [threading.Thread(target=ask_on, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        wait_for(lambda: len(asked) >= 3)
+        assert apply_file(desk, edited, said.append), said
+        press(client, "under the edited policies")
+        report = desk.report()
+        assert {one.version for one in report.places} == {1}
+        assert len(report.places) == 2, "one worker and one router"
+        edited.write_text("worker: {retention: lfuu}\ncluster: 7")
+        with pytest.raises(ConfigError) as caught:
+            apply_file(desk, edited, said.append)
+        assert len(caught.value.problems) == 2
+        assert desk.report().version == 1, "a bad file changes nothing"
+        assert roll_back(desk, None, said.append), said
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    assert not failures
+    assert "* " in history(desk).splitlines()[1]
+    assert told(client, "Who lit the lamp?") == 0, "its pages had to go under the edited policy"
+    press(client, "third")
+    assert told(client, "Who lit it again?") >= 5 * PAGE_TOKENS, "the file's rules are back"
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)

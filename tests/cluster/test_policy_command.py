@@ -45,12 +45,27 @@ def test_policy_show_says_what_the_configuration_names(tmp_path: Path) -> None:
     )
     done = pie(tmp_path, "policy", "show", PIE_POLICIES__FILE="p.yaml")
     assert done.stdout.splitlines()[1:] == [
-        "  retention lru",
-        "  routing   cost",
-        "  rule 0    ttl, after: 86400.0; tier is disk",
+        "  retention   lru",
+        "  routing     cost",
+        "  replication fixed",
+        "  rule 0      ttl, after: 86400.0; tier is disk",
     ]
+
+
+def test_a_bad_file_is_not_applied_and_nobody_is_asked(tmp_path: Path) -> None:
+    (tmp_path / "p.yaml").write_text("worker: {retention: lruu}\nclustr: {}")
+    done = pie(tmp_path, "policy", "apply", "p.yaml", "--at", "http://127.0.0.1:9")
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 2
+
+
+def test_where_no_router_answers_one_sentence_says_so(tmp_path: Path) -> None:
+    done = pie(tmp_path, "policy", "history", "--at", "http://127.0.0.1:9")
+    assert done.returncode == 2
+    assert "no router answers at http://127.0.0.1:9" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_policy_schema_is_json(tmp_path: Path) -> None:
     schema = json.loads(pie(tmp_path, "policy", "schema").stdout)
-    assert set(schema["properties"]) == {"worker", "cluster"}
+    assert set(schema["properties"]) == {"worker", "cluster", "prefixes"}

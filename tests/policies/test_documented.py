@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from pie.page.events import Part, Tier
 from pie.page.key import PageKey
@@ -11,7 +14,8 @@ from pie.policies.loader import load_policy_file
 from pie.policies.manager import RetentionManager
 from pie.policies.retention import PageView
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "policies.md"
+ROOT = Path(__file__).parents[2]
+DOCUMENT, EXAMPLES = ROOT / "docs" / "policies.md", ROOT / "examples" / "policies"
 
 
 def blocks(language: str) -> list[str]:
@@ -61,10 +65,16 @@ def test_prefixes_are_named_as_they_stand_there(tmp_path: Path) -> None:
     ]
 
 
+def test_hot_pages_get_copies_as_it_stands_there(tmp_path: Path) -> None:
+    file = tmp_path / "policies.yaml"
+    file.write_text(blocks("yaml")[5])
+    assert load_policy_file(file).replication.options == {"uses": 20, "copies": 4}
+
+
 def test_a_policy_of_ones_own_chooses_the_victims(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(blocks("python")[0])
     file = tmp_path / "policies.yaml"
-    file.write_text(blocks("yaml")[5].replace("64", "1"))
+    file.write_text(blocks("yaml")[6].replace("64", "1"))
     manager = RetentionManager(load_policy_file(file).new_retention(), name="test")
     for number in range(4):
         key = PageKey(bytes([number]) * 32)
@@ -72,3 +82,21 @@ def test_a_policy_of_ones_own_chooses_the_victims(tmp_path: Path) -> None:
     chosen = [key[0] for key, _ in manager.victims(20, now_s=9.0)]
     assert chosen == [3, 2]
     manager.check()
+
+
+def test_the_test_of_it_runs_as_it_stands_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text(blocks("python")[0])
+    (tmp_path / "policies.yaml").write_text(blocks("yaml")[6])
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(blocks("python")[1], names)
+    names["test_what_came_last_leaves_first"]()
+
+
+def test_what_is_documented_is_the_example(tmp_path: Path) -> None:
+    example = (EXAMPLES / "newest_first.py").read_text()
+    for line in blocks("python")[0].splitlines():
+        if "yield" in line or "self._held" in line:
+            assert line.strip() in example

@@ -257,6 +257,35 @@ def test_a_large_conversation_is_kept_as_far_as_the_rule_allows() -> None:
     assert leaving(manager, 1.0) == [2, 3, 9, 0, 1]
 
 
+def test_a_policy_takes_over_pages_pins_uses_and_times() -> None:
+    manager = ruled((Selector(session="?*"), KeepSession(keep=10.0)))
+    for at in range(4):
+        manager.stored(page(at, session="s" if at == 0 else ""), float(at))
+    manager.pin(key(1), Part.FULL)
+    manager.hit(key(2), Part.FULL, 5.0)
+    rules = (
+        Rule(Selector(session="?*"), "keep-session", KeepSession(keep=20.0)),
+        Rule(Selector(hits=1), "pin", Pin()),
+    )
+    order = manager.begin_replace(Ruled(AdaptiveRetention(), rules))
+    assert [number(one) for one in order] == [0, 1, 3, 2]
+    for one in (0, 1, 3):
+        manager.move_over(page(one, session="s" if one == 0 else ""), 6.0)
+        manager.check()
+    assert leaving(manager, 6.0)[-1] == 0, "the old policy answers until all is handed over"
+    manager.stored(page(4), 7.0)
+    manager.removed(key(3), Part.FULL)
+    manager.unpin(key(1), Part.FULL)
+    manager.move_over(page(2), 8.0)
+    manager.move_over(page(2), 8.0)
+    manager.end_replace()
+    assert sorted(leaving(manager, 9.0)[2:]) == [0, 2]
+    assert sorted(leaving(manager, 19.0)[2:]) == [0, 2]
+    assert leaving(manager, 20.0)[-1] == 2, "twenty seconds from when it came, not from the edit"
+    assert 0 in leaving(manager, 20.0)[:3]
+    assert manager.policy_name == "AdaptiveRetention"
+
+
 class Backwards:
     """A user's policy: the page stored last leaves first."""
 
@@ -317,10 +346,12 @@ class RulesAgainstAModel(RuleBasedStateMachine):
         super().__init__()
         self.now_s = 0.0
         self.parents: dict[int, int | None] = {}
+        self.views: dict[int, PageView] = {}
+        self.to_move: list[int] | None = None
 
     @initialize(is_adaptive=st.booleans())
     def begin(self, is_adaptive: bool) -> None:
-        self.manager = ruled(
+        rules: tuple[tuple[Selector, Action], ...] = (
             (Selector(tenant="a", hits=2), Pin(max=3)),
             (Selector(tenant="a"), Ttl(after=5.0)),
             (Selector(tenant="b"), Quota(max=4)),
@@ -328,8 +359,10 @@ class RulesAgainstAModel(RuleBasedStateMachine):
             (Selector(tenant="d", age=6.0), Ttl(after=2.0)),
             (Selector(session="?*", hits=1), KeepSession(keep=5.0, max=3)),
             (Selector(session="?*"), KeepSession(keep=9.0, max=6)),
-            policy=AdaptiveRetention() if is_adaptive else LruRetention(),
         )
+        policy = AdaptiveRetention() if is_adaptive else LruRetention()
+        self.manager = ruled(*rules, policy=policy)
+        self.ruling = tuple(Rule(selector, "", action) for selector, action in rules)
 
     @rule(
         at=st.integers(0, 20), parent=st.none() | st.integers(0, 20), who=st.sampled_from("abcdef")
@@ -338,7 +371,8 @@ class RulesAgainstAModel(RuleBasedStateMachine):
         parent = parent if parent is not None and parent < at else None
         self.parents.setdefault(at, parent)
         session = who if who in "def" else ""
-        self.manager.stored(page(at, parent, tenant=who, session=session), self.now_s)
+        self.views.setdefault(at, page(at, self.parents[at], tenant=who, session=session))
+        self.manager.stored(self.views[at], self.now_s)
 
     @rule(at=st.integers(0, 20))
     def hit(self, at: int) -> None:
@@ -351,11 +385,30 @@ class RulesAgainstAModel(RuleBasedStateMachine):
     @rule(at=st.integers(0, 20))
     def remove(self, at: int) -> None:
         self.parents.pop(at, None)
+        self.views.pop(at, None)
         self.manager.removed(key(at), Part.FULL)
 
     @rule(seconds=st.floats(0, 8))
     def wait(self, seconds: float) -> None:
         self.now_s += seconds
+
+    @rule(is_adaptive=st.booleans())
+    def begin_handover(self, is_adaptive: bool) -> None:
+        policy = AdaptiveRetention() if is_adaptive else LruRetention()
+        pages = self.manager.begin_replace(Ruled(policy, self.ruling))
+        self.to_move = [number(one) for one in pages]
+
+    @rule(count=st.integers(1, 9))
+    def hand_over(self, count: int) -> None:
+        if self.to_move is None:
+            return
+        for at in self.to_move[:count]:
+            if at in self.views:
+                self.manager.move_over(self.views[at], self.now_s)
+        self.to_move = self.to_move[count:]
+        if not self.to_move:
+            self.manager.end_replace()
+            self.to_move = None
 
     @rule(count=st.integers(1, 9))
     def evict(self, count: int) -> None:

@@ -10,7 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from pie.page.events import Part, Tier as TierKind
 from pie.page.lookup import LookupStatus
+from pie.policies.lru import LruRetention
 from pie.policies.manager import RetentionManager
+from pie.policies.rules import Pin, Rule, Ruled, Selector, Ttl
 from pie.pool.cache import Loan, TieredCache
 from pie.pool.conformance import sample_key, sample_page
 from pie.pool.ram import RamTier
@@ -84,6 +86,27 @@ def test_a_full_cache_lets_the_least_recently_used_page_go_and_says_so(stack: Ma
     assert cache.holds(1, 2, 3, 4) == [True, False, True, True]
     assert [entry.key for entry in cache.index.removals] == [sample_key(2)]
     assert cache.cache.counters.evicted == 1
+
+
+def test_another_policy_takes_over_with_whose_pages_they_are_and_what_is_on_loan(
+    stack: Make,
+) -> None:
+    cache = stack(RamTier(ROOM_FOR_3))
+    for number in (1, 2, 3):
+        cache.put(number)
+    loan = cache.cache.prepare_load(_page(2))
+    assert isinstance(loan, Loan)
+    kept = Rule(Selector(prefix=sample_key(1).hex()), "pin", Pin())
+    mine = Rule(Selector(tenant=loan.page.header.tenant_tag), "ttl", Ttl(after=3600.0))
+    cache.cache.replace_policies(lambda: Ruled(LruRetention(), (kept, mine)))
+    cache.check()
+    assert cache.put(4)
+    assert cache.holds(1, 2, 3, 4) == [True, True, False, True]
+    cache.cache.complete_load(loan)
+    cache.cache.replace_policies(LruRetention)
+    cache.check()
+    assert cache.put(5)
+    assert cache.holds(1, 2, 4, 5) == [False, True, True, True]
 
 
 def test_a_page_on_loan_is_no_victim(stack: Make) -> None:

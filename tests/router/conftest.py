@@ -7,13 +7,14 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
 from openai import AsyncOpenAI
 
 from pie.index.settings import IndexSettings
+from pie.policies.policy_set import PolicySet, PolicySpec
 from pie.policies.routing import RoutingPolicy
 from pie.router.service import RouterService
 from pie.router.settings import RouterSettings
@@ -73,7 +74,7 @@ class Cluster:
             RouterSettings(**({"port": 0} | settings)),
             index_url=self.index.url,
             index=self.index,
-            routing=routing,
+            policies=PolicySet() if routing is None else _routed_by(routing),
         )
         self.routers.append(service)
         await service.start()
@@ -127,3 +128,9 @@ async def http() -> AsyncIterator[httpx.AsyncClient]:
     """A plain HTTP client."""
     async with httpx.AsyncClient(timeout=30) as client:
         yield client
+
+
+def _routed_by(policy: RoutingPolicy) -> PolicySet:
+    """Return policies of which one chooses workers."""
+    factory = cast(type[RoutingPolicy], lambda: policy)
+    return PolicySet(routing=PolicySpec("of this test", factory))

@@ -1,0 +1,238 @@
+"""`pie policy apply`, `diff`, `rollback` and `history`: policies changed while everything serves.
+
+Covers asking a router and what a person is told. Does not cover what a file may say
+(`pie.policies.loader`) or how places come to run a version (`pie.index.policy_follower`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import httpx
+import msgspec
+
+from pie.cluster.errors import ConfigError, NotRunningError
+from pie.cluster.policy_command import checked, lines_of
+from pie.cluster.status import Trust
+from pie.policies.document import MAX_BYTES
+from pie.policies.errors import PolicyFileError
+from pie.policies.loader import load_policies
+from pie.router.api.listing import ApiErrorBody
+from pie.router.api.policies import Applied, ApplyBody, PolicyEvents, PolicyReport
+
+_TIMEOUT_S = 15.0
+_EVERYWHERE_S = 5.0
+"""How long `apply` waits until all places run the new version."""
+_LOOK_S = 0.1
+_WATCH_S = 0.5
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """A router that policies are changed through."""
+
+    url: str
+    token: str
+    trust: Trust = True
+
+    def report(self) -> PolicyReport:
+        """Return versions and places.
+
+        Raises:
+            NotRunningError: No router answers there.
+        """
+        return msgspec.json.decode(self._ask("GET", None), type=PolicyReport)
+
+    def events(self) -> PolicyEvents:
+        """Return what cluster policies did lately, the newest first.
+
+        Raises:
+            NotRunningError: No router answers there.
+        """
+        return msgspec.json.decode(self._ask("GET", None, "/events"), type=PolicyEvents)
+
+    def apply(self, text: str | None, note: str) -> int:
+        """Put a text in force and return its version.
+
+        Raises:
+            ConfigError: The router does not take it; every problem at once.
+            NotRunningError: No router answers there.
+        """
+        body = msgspec.json.encode(ApplyBody(text, note))
+        return msgspec.json.decode(self._ask("POST", body), type=Applied).version
+
+    def _ask(self, method: str, body: bytes | None, below: str = "") -> bytes:
+        headers = {"content-type": "application/json"}
+        if self.token:
+            headers["authorization"] = f"Bearer {self.token}"
+        try:
+            answer = httpx.request(
+                method,
+                f"{self.url}/admin/policies{below}",
+                content=body,
+                headers=headers,
+                timeout=_TIMEOUT_S,
+                verify=self.trust,
+            )
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise NotRunningError(
+                f"no router answers at {self.url} ({error}): start one with `pie serve`, or name it "
+                "with --at"
+            ) from error
+        if answer.is_success:
+            return answer.content
+        try:
+            said = msgspec.json.decode(answer.content, type=ApiErrorBody).error.message
+        except msgspec.DecodeError:
+            said = f"it answered {answer.status_code}"
+        if answer.status_code == 400:
+            raise ConfigError(said.splitlines())
+        raise NotRunningError(f"{self.url}: {said}")
+
+
+def apply_file(desk: Desk, file: Path, say: Say) -> bool:
+    """Put a file in force everywhere, and say which places run it; False where one does not.
+
+    Raises:
+        ConfigError: It is not acceptable, here or at the router; nothing has changed.
+        NotRunningError: No router answers.
+    """
+    checked(file)
+    return _applied(desk, file.read_text("utf-8-sig"), file.name, say)
+
+
+def watch_file(desk: Desk, file: Path, say: Say) -> Iterator[None]:
+    """Apply a file now and whenever it has changed; what is wrong with it is said, and changes nothing.
+
+    Yields between looks, for ever.
+    """
+    seen: bytes | None = None
+    while True:
+        content = _content(file)
+        if content is not None and content != seen:
+            seen = content
+            try:
+                apply_file(desk, file, say)
+            except (ConfigError, NotRunningError) as error:
+                say(str(error))
+        yield
+        time.sleep(_WATCH_S)
+
+
+def roll_back(desk: Desk, to: int | None, say: Say) -> bool:
+    """Put an earlier version in force anew; 0 is what every place's configuration names.
+
+    Raises:
+        ConfigError: There is no such version.
+        NotRunningError: No router answers.
+    """
+    report = desk.report()
+    if to is None:
+        to = max(
+            (one.version for one in report.versions if one.version < report.version), default=0
+        )
+        if not report.version:
+            raise ConfigError(["nothing was applied, so there is nothing to go back from"])
+    texts = {one.version: one.text for one in report.versions} | {0: None}
+    if to not in texts:
+        known = ", ".join(map(str, sorted(texts)))
+        raise ConfigError([f"there is no version {to}; there are {known}"])
+    return _applied(desk, texts[to], f"rollback to {to}", say)
+
+
+def history(desk: Desk) -> str:
+    """Return lines about versions and places.
+
+    Raises:
+        NotRunningError: No router answers.
+    """
+    report = desk.report()
+    lines = []
+    for one in report.versions:
+        when = datetime.fromtimestamp(one.applied_unix_s, UTC)
+        mark = "*" if one.version == report.version else " "
+        lines.append(f"{mark} {one.version:>4}  {when:%Y-%m-%d %H:%M:%S} UTC  {one.note}")
+    if not lines:
+        lines.append("nothing was applied: every place runs what its configuration names")
+    for place in report.places:
+        lines.append(f"  {place.place:<28} runs version {place.version}")
+        if place.refused:
+            lines.append(f"    and did not take {place.refused}: {place.reason}")
+    return "\n".join(lines)
+
+
+def events(desk: Desk) -> str:
+    """Return lines about what cluster policies did lately, the newest last.
+
+    Raises:
+        NotRunningError: No router answers.
+    """
+    lines = []
+    for one in reversed(desk.events().events):
+        when = datetime.fromtimestamp(one.at_unix_s, UTC)
+        what = f"group {one.group[:16]} to {one.copies} copies: " if one.group else ""
+        lines.append(f"{when:%Y-%m-%d %H:%M:%S} UTC  {one.policy} {one.action}  {what}{one.reason}")
+    return "\n".join(lines) or "cluster policies have done nothing"
+
+
+def difference(desk: Desk, file: Path) -> str:
+    """Return what a file would change, line by line; nothing where it changes nothing.
+
+    Raises:
+        ConfigError: It is not acceptable.
+        NotRunningError: No router answers.
+    """
+    report = desk.report()
+    texts = {one.version: one.text for one in report.versions}
+    text = texts.get(report.version)
+    name = f"version {report.version}" if report.version else "in force"
+    try:
+        before = load_policies(
+            report.own or "" if text is None else text, name=name, folder=_folder(file)
+        )
+    except PolicyFileError as error:
+        raise ConfigError(str(error).splitlines()) from error
+    return "\n".join(
+        difflib.unified_diff(
+            lines_of(before), lines_of(checked(file)), name, str(file), lineterm="", n=0
+        )
+    )
+
+
+def _applied(desk: Desk, text: str | None, note: str, say: Say) -> bool:
+    version = desk.apply(text, note)
+    say(f"version {version} is in force")
+    until_s = time.monotonic() + _EVERYWHERE_S
+    while True:
+        places = desk.report().places
+        late = [one for one in places if version not in (one.version, one.refused)]
+        if not late or time.monotonic() > until_s:
+            break
+        time.sleep(_LOOK_S)
+    for one in places:
+        if one.version == version:
+            say(f"  {one.place} runs it")
+        elif one.refused == version:
+            say(f"  {one.place} does not take it and runs version {one.version}: {one.reason}")
+        else:
+            say(f"  {one.place} has not said yet that it runs it; it runs version {one.version}")
+    return all(one.version == version for one in places)
+
+
+def _content(file: Path) -> bytes | None:
+    try:
+        with file.open("rb") as stream:
+            return stream.read(MAX_BYTES + 1)
+    except OSError:
+        return None
+
+
+def _folder(file: Path) -> Path:
+    return file.absolute().parent

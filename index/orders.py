@@ -1,0 +1,101 @@
+"""Orders of cluster policies in Redis, and the log of what became of them.
+
+Covers the table of groups that more pool nodes keep than usual, and events. Does not cover who orders
+(`pie.router.conductor`) or following the table (`pie.index.policy_follower`).
+
+    <prefix>:{policies}:copies   what `CopiesTable` holds, as JSON
+    <prefix>:{policies}:events   stream: the latest 1,000 events, each as JSON
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import msgspec
+import redis
+
+from pie.index.client import make_client, translated
+from pie.index.policy_store import PolicyKeys
+from pie.index.settings import IndexSettings
+from pie.page.key import PageKey
+
+_MOST_EVENTS = 1_000
+_TABLE_TTL_S = 600
+"""A table that no router keeps any more is forgotten: pages have the usual copies again."""
+
+
+class CopiesTable(msgspec.Struct, frozen=True):
+    """Which groups have more copies than usual."""
+
+    seq: int
+    copies: dict[str, int]
+    """By the group's key in hexadecimal."""
+
+    def by_key(self) -> dict[PageKey, int]:
+        """Return the table by key."""
+        return {PageKey(bytes.fromhex(group)): count for group, count in self.copies.items()}
+
+
+NO_COPIES = CopiesTable(0, {})
+
+
+class LoggedEvent(msgspec.Struct, frozen=True):
+    """What a cluster policy ordered, and what became of it."""
+
+    at_unix_s: float
+    policy: str
+    action: str
+    group: str
+    """Its key in hexadecimal; empty where it is about none."""
+    copies: int
+    reason: str
+
+
+class Orders:
+    """The table and the log. Blocks; for one thread.
+
+    Every method raises `PageIndexError` where Redis does not do it.
+    """
+
+    def __init__(self, url: str, settings: IndexSettings | None = None) -> None:
+        settings = settings or IndexSettings()
+        self._client: redis.Redis = make_client(url, settings)
+        keys = PolicyKeys(settings.key_prefix)
+        self._copies, self._events = keys.copies, keys.events
+
+    def table(self) -> CopiesTable:
+        """Return the table in force."""
+        with translated():
+            raw = cast(bytes | None, self._client.get(self._copies))
+        return read_table(raw)
+
+    def set_table(self, table: CopiesTable) -> None:
+        """Put a table in force, for as long as it is set again in time."""
+        with translated():
+            self._client.set(self._copies, msgspec.json.encode(table), ex=_TABLE_TTL_S)
+
+    def log(self, events: Sequence[LoggedEvent]) -> None:
+        """Add to the log."""
+        with translated():
+            pipe = self._client.pipeline(transaction=False)
+            for event in events:
+                fields = {"event": msgspec.json.encode(event)}
+                pipe.xadd(self._events, fields, maxlen=_MOST_EVENTS)  # type: ignore[arg-type]
+            pipe.execute()
+
+    def events(self, most: int) -> list[LoggedEvent]:
+        """Return the latest events, the newest first."""
+        with translated():
+            found = self._client.xrevrange(self._events, count=most)
+        entries = cast(list[tuple[bytes, dict[bytes, bytes]]], found)
+        return [msgspec.json.decode(entry[b"event"], type=LoggedEvent) for _, entry in entries]
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._client.close()
+
+
+def read_table(raw: bytes | str | None) -> CopiesTable:
+    """Return a table as it was written; none as an empty one."""
+    return NO_COPIES if raw is None else msgspec.json.decode(raw, type=CopiesTable)

@@ -1,0 +1,137 @@
+"""Policy files in Redis: what was applied, and which places run it.
+
+Covers versions and places as tools read and write them. Does not cover following them
+(`pie.index.policy_follower`) or what a file may say (`pie.policies.loader`).
+
+    <prefix>:{policies}:count     number of the version in force
+    <prefix>:{policies}:versions  hash: number → version, as JSON; the latest 100
+    <prefix>:{policies}:places    hash: place → Redis's time in seconds, a space, what it runs as JSON
+"""
+
+from __future__ import annotations
+
+import time
+from typing import cast
+
+import msgspec
+import redis
+
+from pie.index.client import make_client, translated
+from pie.index.settings import IndexSettings
+
+_MOST_VERSIONS = 100
+_HEARD_OF_S = 10
+"""A place that has said nothing for so long is not waited for."""
+_FORGOTTEN_S = 3600
+
+_APPLY = """
+local number = redis.call('INCR', KEYS[1])
+redis.call('HSET', KEYS[2], number, ARGV[1])
+redis.call('HDEL', KEYS[2], number - tonumber(ARGV[2]))
+return number
+"""
+TELL = """
+redis.call('HSET', KEYS[1], ARGV[1], redis.call('TIME')[1] .. ' ' .. ARGV[2])
+return {redis.call('GET', KEYS[2]) or '0', redis.call('GET', KEYS[3]) or ''}
+"""
+"""Say what a place runs; return the number of the version in force, and the table of copies."""
+
+
+class PolicyVersion(msgspec.Struct, frozen=True):
+    """One version; the number of the first is 1."""
+
+    text: str | None
+    """The file's content; None where every place takes the file that its configuration names."""
+    applied_unix_s: float
+    note: str = ""
+    """Where it came from, such as a file's name or `rollback to 3`."""
+
+
+class PlacePolicies(msgspec.Struct, frozen=True):
+    """What one place or router runs."""
+
+    version: int
+    """0 where it runs what its configuration names and nothing was applied."""
+    refused: int = 0
+    """The version that it could not take; 0 where there is none."""
+    reason: str = ""
+
+
+class PolicyKeys:
+    """Names of the keys."""
+
+    def __init__(self, prefix: str) -> None:
+        base = f"{prefix}:{{policies}}"
+        self.count = f"{base}:count"
+        self.versions = f"{base}:versions"
+        self.places = f"{base}:places"
+        self.copies = f"{base}:copies"
+        self.events = f"{base}:events"
+
+
+class PolicyStore:
+    """Versions in Redis, for tools. Blocks; not thread-safe.
+
+    Every method raises `PageIndexError` where Redis does not do it.
+    """
+
+    def __init__(self, url: str, settings: IndexSettings | None = None) -> None:
+        settings = settings or IndexSettings()
+        self._client: redis.Redis = make_client(url, settings)
+        self._keys = PolicyKeys(settings.key_prefix)
+
+    def apply(self, text: str | None, note: str) -> int:
+        """Make a text the version in force, and return its number."""
+        version = PolicyVersion(text, round(time.time(), 3), note)
+        with translated():
+            number = self._client.eval(
+                _APPLY,
+                2,
+                self._keys.count,
+                self._keys.versions,
+                msgspec.json.encode(version).decode(),
+                str(_MOST_VERSIONS),
+            )
+        return int(cast(int, number))
+
+    def current(self) -> int:
+        """Return the number of the version in force; 0 where none was applied."""
+        with translated():
+            return int(cast(bytes | None, self._client.get(self._keys.count)) or 0)
+
+    def version(self, number: int) -> PolicyVersion | None:
+        """Return a version; None where there is none of that number, or no longer."""
+        with translated():
+            raw = cast(bytes | None, self._client.hget(self._keys.versions, str(number)))
+        return None if raw is None else read_version(raw)
+
+    def versions(self) -> dict[int, PolicyVersion]:
+        """Return the versions that are kept, by number."""
+        with translated():
+            every = cast(dict[bytes, bytes], self._client.hgetall(self._keys.versions))
+        return {int(number): read_version(every[number]) for number in sorted(every, key=int)}
+
+    def places(self) -> dict[str, PlacePolicies]:
+        """Return what those run that were heard of lately, and forget those long gone."""
+        with translated():
+            now_s = self._client.time()[0]
+            every = cast(dict[bytes, bytes], self._client.hgetall(self._keys.places))
+        found: dict[str, PlacePolicies] = {}
+        for place, line in every.items():
+            told_s, _, rest = line.partition(b" ")
+            age_s = now_s - int(told_s)
+            if age_s <= _HEARD_OF_S:
+                found[place.decode()] = msgspec.json.decode(rest, type=PlacePolicies)
+            elif age_s > _FORGOTTEN_S:
+                with translated():
+                    self._client.hdel(self._keys.places, place.decode())
+        return dict(sorted(found.items()))
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._client.close()
+
+
+def read_version(raw: bytes | str) -> PolicyVersion:
+    """Return a version as it was written."""
+    return msgspec.json.decode(raw, type=PolicyVersion)

@@ -1,0 +1,76 @@
+"""The shapes of `/admin/policies`: versions of the policies, and which place runs which.
+
+Does not cover what a policy file may say (`pie.policies.loader`).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class ApplyBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A policy file to put in force everywhere."""
+
+    text: str | None
+    """Its content; None lets every place go back to what its configuration names."""
+    note: str = ""
+    """Where it comes from, for those who look at the versions."""
+
+
+class Applied(msgspec.Struct, frozen=True):
+    """What was applied."""
+
+    version: int
+
+
+class PolicyVersionLine(msgspec.Struct, frozen=True):
+    """One version that is kept."""
+
+    version: int
+    applied_unix_s: float
+    note: str
+    text: str | None
+    """None where every place took what its configuration names."""
+
+
+class PolicyPlaceLine(msgspec.Struct, frozen=True):
+    """What one place or router runs."""
+
+    place: str
+    version: int
+    """0 where nothing was applied."""
+    refused: int
+    """The version that it could not take on; 0 where there is none."""
+    reason: str
+
+
+class PolicyEventLine(msgspec.Struct, frozen=True):
+    """What a cluster policy ordered, and what became of it."""
+
+    at_unix_s: float
+    policy: str
+    action: str
+    """`raise`, `lower`, `refuse` or `fail`."""
+    group: str
+    """The key of the first page, in hexadecimal; empty where it is about none."""
+    copies: int
+    reason: str
+
+
+class PolicyEvents(msgspec.Struct, frozen=True):
+    """What cluster policies did, the newest first."""
+
+    events: list[PolicyEventLine]
+
+
+class PolicyReport(msgspec.Struct, frozen=True):
+    """The policies of a cluster."""
+
+    version: int
+    """The one in force; 0 where nothing was applied, and every place runs what its configuration names."""
+    versions: list[PolicyVersionLine]
+    """The oldest first."""
+    places: list[PolicyPlaceLine]
+    """Those heard of in the last ten seconds."""
+    own: str | None
+    """The text that this router's configuration names; None where that is the built-ins."""

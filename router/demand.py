@@ -1,0 +1,51 @@
+"""How often groups of pages are asked for, as one router sees it.
+
+Covers counting with decay, bounded. Pure. Does not cover what is done with it
+(`pie.router.conductor`). A prompt is a use of each group that it fills to the end of a page.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import islice
+
+from pie.page.key import PageKey
+
+_GROUP_PAGES = 32
+"""As the pool shares pages out (`pie.pool.placement`), which a router does not import."""
+_MOST_GROUPS = 65_536
+_MOST_OF_A_PROMPT = 64
+"""Groups of one prompt that are counted: 32,768 tokens at 16 a page."""
+_HALF_S = 5.0
+"""Uses count half after so long."""
+_RATE = math.log(2) / _HALF_S
+
+
+class Demand:
+    """Uses of groups, each with the time of its latest one."""
+
+    def __init__(self) -> None:
+        self._uses: dict[PageKey, tuple[float, float]] = {}
+
+    def used(self, keys: Sequence[PageKey], now_s: float) -> None:
+        """Learn of a prompt with these pages."""
+        for group in islice(keys[::_GROUP_PAGES], _MOST_OF_A_PROMPT):
+            uses, at_s = self._uses.pop(group, (0.0, now_s))
+            self._uses[group] = (_faded(uses, now_s - at_s) + 1.0, now_s)
+        while len(self._uses) > _MOST_GROUPS:
+            del self._uses[next(iter(self._uses))]
+
+    def uses_per_s(self, group: PageKey, now_s: float) -> float:
+        """Return how often a group is used."""
+        uses, at_s = self._uses.get(group, (0.0, now_s))
+        return _faded(uses, now_s - at_s) * _RATE
+
+    def hottest(self, most: int, now_s: float) -> list[PageKey]:
+        """Return the groups that are used most."""
+        ranked = sorted(self._uses, key=lambda group: -self.uses_per_s(group, now_s))
+        return ranked[:most]
+
+
+def _faded(uses: float, age_s: float) -> float:
+    return uses * math.exp(-_RATE * age_s)

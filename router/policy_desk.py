@@ -1,0 +1,124 @@
+"""`/admin/policies`: policies are looked at and applied through a router.
+
+Covers reading versions and applying a text that is acceptable. Does not cover who may ask
+(`pie.router.access`), how places come to run a version (`pie.index.policy_follower`) or commands
+(`pie.cluster.policy_edit`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from pie.index.errors import PageIndexError
+from pie.index.orders import Orders
+from pie.index.policy_store import PolicyStore
+from pie.index.settings import IndexSettings
+from pie.policies.errors import PolicyFileError
+from pie.policies.versions import PolicyVersions
+from pie.router.api.policies import (
+    Applied,
+    ApplyBody,
+    PolicyEventLine,
+    PolicyEvents,
+    PolicyPlaceLine,
+    PolicyReport,
+    PolicyVersionLine,
+)
+from pie.router.errors import ApiError, invalid
+from pie.router.exchange import Exchange
+
+_MOST_NOTE_CHARS = 200
+_MOST_EVENTS = 200
+
+T = TypeVar("T")
+
+
+class PolicyDesk:
+    """Handlers of `/admin/policies`.
+
+    Args:
+        policies: This router's: a text that it cannot take on is not applied.
+        index_url: Redis.
+        index: Key prefix and time limits.
+    """
+
+    def __init__(
+        self, policies: PolicyVersions, index_url: str, index: IndexSettings | None
+    ) -> None:
+        self._policies = policies
+        self._index_url = index_url
+        self._index = index
+
+    async def show(self, exchange: Exchange) -> None:
+        """Answer with versions and places."""
+        await exchange.respond_json(200, await self._asked(self._report))
+
+    async def apply(self, exchange: Exchange) -> None:
+        """Put a text in force everywhere."""
+        if exchange.header(b"content-type") is None:
+            # A page in somebody's browser can send a body without a type to any host, unasked.
+            raise ApiError(415, "Content-Type is missing.", code="unsupported_media_type")
+        try:
+            body = msgspec.json.decode(await exchange.body(), type=ApplyBody)
+        except msgspec.DecodeError as error:
+            raise invalid(f"body: {error}", "body") from error
+        try:
+            await asyncio.to_thread(self._policies.read, 0, body.text)
+        except PolicyFileError as error:
+            raise invalid("\n".join(map(str, error.problems)), "text") from error
+        note = body.note[:_MOST_NOTE_CHARS]
+        version = await self._asked(lambda store: store.apply(body.text, note))
+        await exchange.respond_json(200, Applied(version))
+
+    async def events(self, exchange: Exchange) -> None:
+        """Answer with what cluster policies did lately."""
+
+        def work() -> PolicyEvents:
+            orders = Orders(self._index_url, self._index)
+            try:
+                found = orders.events(_MOST_EVENTS)
+            finally:
+                orders.close()
+            return PolicyEvents([PolicyEventLine(**msgspec.structs.asdict(one)) for one in found])
+
+        await exchange.respond_json(200, await self._on_thread(work))
+
+    async def _asked(self, ask: Callable[[PolicyStore], T]) -> T:
+        """Ask Redis on a thread.
+
+        Raises:
+            ApiError: It does not answer.
+        """
+
+        def work() -> T:
+            store = PolicyStore(self._index_url, self._index)
+            try:
+                return ask(store)
+            finally:
+                store.close()
+
+        return await self._on_thread(work)
+
+    async def _on_thread(self, work: Callable[[], T]) -> T:
+        try:
+            return await asyncio.to_thread(work)
+        except PageIndexError as error:
+            raise ApiError(503, f"The index does not answer: {error}", code="index_down") from error
+
+    def _report(self, store: PolicyStore) -> PolicyReport:
+        return PolicyReport(
+            version=store.current(),
+            versions=[
+                PolicyVersionLine(number, one.applied_unix_s, one.note, one.text)
+                for number, one in store.versions().items()
+            ],
+            places=[
+                PolicyPlaceLine(place, one.version, one.refused, one.reason)
+                for place, one in store.places().items()
+            ],
+            own=self._policies.own.text,
+        )

@@ -1,0 +1,90 @@
+"""A worker's policies, changed while it serves.
+
+Covers taking a version on: its prefixes, and the policies of every tier. Does not cover where versions come
+from (`pie.index.policy_follower`) or how pages are handed over (`pie.policies.manager`).
+
+The step thread hands pages over between steps, so many at a time that no step waits for a millisecond.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pie.index.policy_store import PolicyVersion
+from pie.policies.errors import PolicyFileError
+from pie.policies.policy_set import PolicySet
+from pie.policies.versions import PolicyVersions
+from pie.worker.commands import Between
+from pie.worker.engine_thread import EngineThread
+from pie.worker.lower_tiers import LowerTiers
+from pie.worker.page_table import PageTable
+
+_MOVED_AT_ONCE = 100
+_STEP_S = 30.0
+"""Longest wait for the step under way."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyChange:
+    """What changes with the policies of one worker. For one event loop."""
+
+    versions: PolicyVersions
+    thread: EngineThread
+    tables: Sequence[PageTable]
+    """Those of device memory."""
+    tiers: LowerTiers | None
+    on_prefixes: Callable[[PolicySet], None]
+    """Resolves the prefixes of policies that are about to be in force; called on a thread."""
+
+    async def take(self, number: int, version: PolicyVersion) -> str:
+        """Take a version on; return why it cannot be, or nothing."""
+        before = self.versions.current
+        try:
+            policies = await asyncio.to_thread(self.versions.read, number, version.text)
+        except PolicyFileError as error:
+            return str(error)
+        if not policies.same_retention(before):
+            await asyncio.to_thread(self.on_prefixes, policies)
+            for table in self.tables:
+                await self._replace(table, policies)
+            if self.tiers is not None:
+                await asyncio.to_thread(self.tiers.replace_policies, policies.new_retention_aside)
+        self.versions.current = policies
+        return ""
+
+    async def _replace(self, table: PageTable, policies: PolicySet) -> None:
+        policy = policies.new_retention_aside()
+        await self._between(lambda: table.begin_replace(policy))
+        while not await self._between(lambda: table.move_over(_MOVED_AT_ONCE, time.monotonic())):
+            pass
+
+    async def _between(self, work: Callable[[], T]) -> T:
+        """Do something on the step thread, between two steps."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[T] = loop.create_future()
+
+        def settle(result: T | None, error: BaseException | None) -> None:
+            if done.done():
+                return
+            if error is not None:
+                done.set_exception(error)
+            else:
+                done.set_result(result)  # type: ignore[arg-type]
+
+        def run() -> None:
+            try:
+                result = work()
+            except Exception as error:  # noqa: BLE001 - it is raised where it is waited for
+                loop.call_soon_threadsafe(settle, None, error)
+            else:
+                loop.call_soon_threadsafe(settle, result, None)
+
+        self.thread.put(Between(run))
+        async with asyncio.timeout(_STEP_S):
+            return await done
