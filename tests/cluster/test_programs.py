@@ -62,19 +62,34 @@ async def test_all_programs_run_and_both_workers_take_some(cluster: Serving) -> 
     assert set(Counter(events[0].worker for events in told)) == {"worker-0", "worker-1"}
 
 
-def test_pie_run_runs_a_program_at_a_router(cluster: Serving, tmp_path: Path) -> None:
-    words = ["--prompt", "What is a lighthouse?", "--max-tokens", "8"]
-    path = str(PROGRAMS / "attention-sink.py")
+def pie_run(folder: Path, *words: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "pie.cluster", "run", "--at", cluster.url, path, *words],
-        cwd=tmp_path,
-        env=environment(tmp_path),
+        [sys.executable, "-m", "pie.cluster", "run", *words],
+        cwd=folder,
+        env=environment(folder),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    said, answer = done.stdout.splitlines()[:2]
+    return done.stdout
+
+
+def test_pie_run_runs_a_program_at_a_router(cluster: Serving, tmp_path: Path) -> None:
+    words = ["--prompt", "What is a lighthouse?", "--max-tokens", "8"]
+    path = str(PROGRAMS / "attention-sink.py")
+    said, answer = pie_run(tmp_path, "--at", cluster.url, path, *words).splitlines()[:2]
     assert " slots written" in said
     assert answer
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_pie_run_runs_every_program_on_a_model_of_its_own(name: str, tmp_path: Path) -> None:
+    words = [
+        word
+        for key, value in ARGUMENTS[name].items()
+        for word in (f"--{key.replace('_', '-')}", str(value))
+    ]
+    assert pie_run(tmp_path, str(PROGRAMS / f"{name}.py"), *words)
