@@ -240,7 +240,7 @@ def test_a_working_sets_tenant_goes_with_its_snapshots(table: StateTable) -> Non
     assert (change.page.tenant_tag, change.is_state) == ("t", True)
 
 
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(0, 2), st.integers(0, 40), st.integers(1, 25), st.integers(1, 20)),
