@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
+from hypothesis import settings
 
 pytest_plugins = ["tests.support.redis_server", "tests.support.s3_server"]
 
@@ -20,6 +21,10 @@ os.environ.update(
 # Two test processes that each take all cores run at a tenth of the speed.
 _runners = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // _runners)))
+
+# How long one example takes says how busy the machine is.
+settings.register_profile("pie", deadline=None)
+settings.load_profile("pie")
 
 _MARK = "PIE_TEST_RUN"
 _GRACE_S = 3.0

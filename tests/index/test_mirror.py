@@ -275,7 +275,7 @@ class MirrorAgainstDictionaries(RuleBasedStateMachine):
 
 
 TestMirrorAgainstDictionaries = MirrorAgainstDictionaries.TestCase
-TestMirrorAgainstDictionaries.settings = settings(max_examples=150, deadline=None)
+TestMirrorAgainstDictionaries.settings = settings(max_examples=150)
 
 
 @given(st.lists(st.sampled_from([0, 1, 2]), max_size=300))

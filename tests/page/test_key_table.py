@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from pie.page import key_table
 from pie.page.key import PageKey
@@ -17,7 +17,6 @@ NAMES = st.tuples(st.integers(0, 300), st.integers(0, 2))
 
 
 @pytest.mark.parametrize("few", [0, 10_000])
-@settings(deadline=None)
 @given(st.lists(st.one_of(st.lists(NAMES, min_size=1), NAMES)))
 def test_rows_are_those_of_a_dict(few: int, changes: list[object]) -> None:
     table = KeyTable()

@@ -95,7 +95,7 @@ class AnyPolicyBehindTheManager(RuleBasedStateMachine):
 
 
 TestAnyPolicyBehindTheManager = AnyPolicyBehindTheManager.TestCase
-TestAnyPolicyBehindTheManager.settings = settings(max_examples=150, deadline=None)
+TestAnyPolicyBehindTheManager.settings = settings(max_examples=150)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -172,4 +172,4 @@ class LruAgainstASlowOne(RuleBasedStateMachine):
 
 
 TestLruAgainstASlowOne = LruAgainstASlowOne.TestCase
-TestLruAgainstASlowOne.settings = settings(max_examples=200, deadline=None)
+TestLruAgainstASlowOne.settings = settings(max_examples=200)

@@ -330,4 +330,4 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 
 TestManagerAgainstAModel = ManagerAgainstAModel.TestCase
-TestManagerAgainstAModel.settings = settings(max_examples=200, deadline=None)
+TestManagerAgainstAModel.settings = settings(max_examples=200)

@@ -1,13 +1,12 @@
 """The table of pages against a dict."""
 
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from pie.page.events import Part
 from pie.policies.page_rows import NO_ROW, PageRows
 from tests.policies.pages import key, view
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 400), st.sampled_from(Part), st.integers(0, 400))))
 def test_rows_are_found_whatever_came_and_went(
     changes: list[tuple[int, Part, int]],

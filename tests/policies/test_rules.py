@@ -427,4 +427,4 @@ class RulesAgainstAModel(RuleBasedStateMachine):
 
 
 TestRulesAgainstAModel = RulesAgainstAModel.TestCase
-TestRulesAgainstAModel.settings = settings(max_examples=100, deadline=None)
+TestRulesAgainstAModel.settings = settings(max_examples=100)

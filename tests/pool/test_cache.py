@@ -329,7 +329,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 TestCacheMachine = CacheMachine.TestCase
-TestCacheMachine.settings = settings(max_examples=60, deadline=None, stateful_step_count=40)
+TestCacheMachine.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 def _page(number: int) -> PageId:

@@ -106,7 +106,7 @@ class RestartMachine(TierMachine):
 
 
 TestDiskTierAgainstADict = RestartMachine.TestCase
-TestDiskTierAgainstADict.settings = settings(max_examples=60, deadline=None, stateful_step_count=40)
+TestDiskTierAgainstADict.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 @pytest.fixture

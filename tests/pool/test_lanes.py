@@ -14,7 +14,7 @@ from pie.pool.files import Files
 from pie.pool.node import PoolNode
 from pie.wire.messages import PutStatus
 from tests.pool.conftest import MakeClient, StartNode
-from tests.pool.places import SamplePages
+from tests.pool.places import SamplePages, until
 
 SIZE = 600_000
 """More than is sent from the event loop."""
@@ -127,6 +127,14 @@ async def test_a_disk_that_hangs_keeps_no_node_from_stopping(
         await node.close()
     hung.cancel()
     await asyncio.gather(hung, return_exceptions=True)
+    # What the disk held goes on to its end, and closes the tier.
+    disk.works.set()
+    tiers = [tier for tier in (node._tier, node._disk) if tier is not None]
+
+    async def are_closed() -> bool:
+        return not any(list(tier.pages()) for tier in tiers)
+
+    await until(are_closed)
 
 
 async def test_a_node_that_nobody_takes_pages_from_saves_them(

@@ -267,7 +267,7 @@ class TableMachine(RuleBasedStateMachine):
 
 def test_no_page_is_lost_whatever_nodes_that_share_a_bucket_do_at_once() -> None:
     run_state_machine_as_test(
-        TableMachine, settings=settings(max_examples=25, stateful_step_count=30, deadline=None)
+        TableMachine, settings=settings(max_examples=25, stateful_step_count=30)
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from pie.page.events import Part, Tier
 from pie.policies.manager import RetentionManager
@@ -109,7 +109,6 @@ async def test_a_node_that_is_told_to_stop_lets_go_of_pins_and_a_dead_one_is_tol
 SIZE = 5_000
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.one_of(

@@ -30,7 +30,7 @@ class TestRamTier(TierConformance):
 
 
 TestRamTierAgainstADict = tier_machine(RamTier).TestCase
-TestRamTierAgainstADict.settings = settings(max_examples=60, deadline=None, stateful_step_count=40)
+TestRamTierAgainstADict.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 def test_memory_is_not_resident_before_it_is_used() -> None:

@@ -70,7 +70,7 @@ class Pool:
         return {page for held in self.held.values() for page in held}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_no_step_of_any_node_loses_a_page_and_in_the_end_all_are_at_home(
     data: st.DataObject,

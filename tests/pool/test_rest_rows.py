@@ -1,6 +1,6 @@
 """Pages at rest against a dict, one at a time and as a list of a pack says them."""
 
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from msgspec import structs
 
 from pie.page.format import PageHeader
@@ -26,7 +26,6 @@ def listed(numbers: list[int], *, left: list[int]) -> bytes:
     return b"".join(encode_record(record, SECRET) for record in records)
 
 
-@settings(deadline=None)
 @given(st.lists(st.one_of(st.integers(0, 40), st.sets(st.integers(0, 40), min_size=1))))
 def test_rows_hold_what_a_dict_holds(changes: list[int | set[int]]) -> None:
     rows = RestRows[str]()

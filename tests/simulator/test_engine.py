@@ -45,7 +45,7 @@ def outcomes(
     return ends
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.lists(REQUESTS, min_size=1, max_size=8).map(apart), st.sampled_from([64, 23, 9]))
 def test_many_steps_at_once_are_the_same_as_one_after_the_other(
     trace: list[TraceRequest], step_tokens: int

@@ -45,7 +45,7 @@ def within(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
     return [id_ % (tokenizer.vocab_size + 1) for id_ in ids]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(ids=id_streams(), cuts=st.lists(st.integers(0, 50), max_size=8))
 def test_any_ids_in_any_pieces_are_the_text_that_transformers_decodes(
     pair: Pair, ids: list[int], cuts: list[int]
@@ -55,7 +55,7 @@ def test_any_ids_in_any_pieces_are_the_text_that_transformers_decodes(
         assert "".join(stream(Detokenizer(pair.ours), ids, cuts)) == pair.text(ids)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(text=st.text(max_size=30))
 def test_any_text_streams_as_transformers_decodes_it(pair: Pair, text: str) -> None:
     ids = pair.ours.encode(text, add_special_tokens=True)
@@ -100,7 +100,7 @@ def test_an_answer_cut_within_a_character_ends_with_one_replacement(
 WITHOUT_CLEANING = [kind for kind in folders.KINDS if kind not in folders.CLEANED]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(text=st.sampled_from(folders.TEXTS), at=st.integers(0, 40), ids=id_streams())
 @pytest.mark.parametrize("kind", WITHOUT_CLEANING)
 def test_generated_text_goes_on_where_the_prompts_text_ends(
@@ -147,7 +147,7 @@ def test_the_first_word_after_a_prompt_keeps_its_space(pairs: Callable[[str], Pa
     assert Detokenizer(tokenizer, [1]).push([the]) == "the"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(ids=id_streams(), at=st.integers(0, 40))
 def test_a_stream_goes_on_at_another_worker(pair: Pair, ids: list[int], at: int) -> None:
     prompt = pair.ours.encode("A prompt, and 🎉")
@@ -161,7 +161,7 @@ def test_a_stream_goes_on_at_another_worker(pair: Pair, ids: list[int], at: int)
     assert second.flush() == first.flush()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(ids=id_streams(), prompt=id_streams())
 def test_the_end_of_a_prompt_is_enough(pair: Pair, ids: list[int], prompt: list[int]) -> None:
     ids, prompt = within(pair.ours, ids), within(pair.ours, prompt)

@@ -77,7 +77,7 @@ def tokenizer(
     return Tokenizer.load(folder)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @example(texts=["x<cut>", "x[a]"], budget=2**20)
 @example(texts=["<s>The cat", "The cat<s>The cat"], budget=2**20)
 @given(texts=st.lists(TEXT, min_size=1, max_size=4), budget=st.sampled_from([0, 2_000, 2**20]))

@@ -229,7 +229,7 @@ dict(a={0})
 )
 
 
-@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.settings(max_examples=60)
 @hypothesis.given(st.lists(st.tuples(GROWERS, SIZES), min_size=1, max_size=6))
 def test_whatever_grows_stays_within_the_limits(steps: list[tuple[str, str]]) -> None:
     sets = "".join(f"{{% set x = {grower.format('x', size)} %}}" for grower, size in steps)

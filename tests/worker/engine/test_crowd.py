@@ -115,7 +115,7 @@ class Crowd:
             self.cancelled.add(victim.number)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     arrivals_,
     st.integers(14, 20),

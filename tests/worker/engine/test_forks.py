@@ -134,7 +134,7 @@ def test_without_room_for_the_page_that_is_being_written_nothing_is_forked() -> 
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_forks_of_forks_never_see_each_others_tokens(data: st.DataObject) -> None:
     world = World(pages=data.draw(st.integers(4, 24)))
     for _ in range(data.draw(st.integers(1, 40))):
@@ -381,7 +381,7 @@ def test_forks_that_wait_for_a_place_report_what_they_would_compute(tokenizer: T
     groups=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 24)), min_size=1, max_size=5),
     cancels=st.lists(st.integers(0, 12), max_size=3),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_under_pressure_each_choice_is_what_it_would_be_alone(
     tokenizer: Tokenizer,
     pages: int,

@@ -252,4 +252,4 @@ class PageTableMachine(RuleBasedStateMachine):
 
 
 TestPageTableMachine = PageTableMachine.TestCase
-TestPageTableMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestPageTableMachine.settings = settings(max_examples=150, stateful_step_count=40)

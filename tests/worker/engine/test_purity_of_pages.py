@@ -70,7 +70,7 @@ def test_forks_share_opaque_pages_and_the_last_one_frees_them() -> None:
 
 
 @given(st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_only_what_was_computed_purely_is_ever_found(data: st.DataObject) -> None:
     world = World(pages=24)
     pure: set[bytes] = set()

@@ -92,7 +92,7 @@ seen = st.sets(st.integers(0, VOCAB - 1), max_size=6)
 counts = st.dictionaries(st.integers(0, VOCAB - 1), st.integers(1, 5), max_size=5)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.lists(st.tuples(samplings, counts, st.integers(0, 50), seen), min_size=1, max_size=8),
     st.integers(0, 10_000),
@@ -179,7 +179,7 @@ def test_finds_rows_that_are_no_numbers() -> None:
     words=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=3).map(tuple), max_size=6),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_no_bad_word_is_ever_in_an_answer(words: list[tuple[int, ...]], seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     sampling = Sampling(temperature=0.0, bad_words=tuple(words))

@@ -161,7 +161,7 @@ prompts_ = st.lists(
 """Which prefix, how much of it, how many tokens of its own, and steps before the next one."""
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     prompts_,
     st.integers(1, 6),

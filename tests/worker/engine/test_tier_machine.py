@@ -239,7 +239,7 @@ class TierMachine(RuleBasedStateMachine):
 
 
 TestTierMachine = TierMachine.TestCase
-TestTierMachine.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestTierMachine.settings = settings(max_examples=100, stateful_step_count=50)
 
 
 class HostMachine(TierMachine):
@@ -249,7 +249,7 @@ class HostMachine(TierMachine):
 
 
 TestHostMachine = HostMachine.TestCase
-TestHostMachine.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+TestHostMachine.settings = settings(max_examples=60, stateful_step_count=50)
 
 
 class DiskMachine(TierMachine):
@@ -259,7 +259,7 @@ class DiskMachine(TierMachine):
 
 
 TestDiskMachine = DiskMachine.TestCase
-TestDiskMachine.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+TestDiskMachine.settings = settings(max_examples=50, stateful_step_count=40)
 
 
 def test_a_wrong_page_would_show() -> None:

@@ -140,7 +140,7 @@ class Machine(RuleBasedStateMachine):
 
 
 TestMachine = Machine.TestCase
-TestMachine.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestMachine.settings = settings(max_examples=40, stateful_step_count=30)
 
 
 def ints(*slots: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -256,7 +256,7 @@ def test_compacting_without_room_for_the_copies_says_so_and_changes_nothing() ->
 
 
 @given(st.sets(st.integers(0, 39), max_size=40))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_hole_never_costs_a_page_more_than_its_live_slots_need(gone: set[int]) -> None:
     world = World()
     one = world.make()
