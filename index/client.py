@@ -36,6 +36,8 @@ from pie.index.errors import IndexRefusedError, IndexStrangeError, IndexUnavaila
 from pie.index.settings import IndexSettings
 
 _FIRST_WAIT_S = 0.05
+_JITTER = random.Random()
+"""Of its own: who seeds the common one, as tests of properties do, relies on nobody else drawing from it."""
 
 
 class _Torn(AbstractConnection):
@@ -151,6 +153,6 @@ class Backoff:
 
     def next_s(self) -> float:
         """Return seconds to wait. Jitter keeps a cluster's places from coming back all at once."""
-        wait_s = self._next_s * random.uniform(0.5, 1.0)
+        wait_s = self._next_s * _JITTER.uniform(0.5, 1.0)
         self._next_s = min(2 * self._next_s, self._limit_s)
         return wait_s
