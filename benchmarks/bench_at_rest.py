@@ -1,8 +1,9 @@
 """A pool node that holds a million small pages on disk: memory for each page, and seconds until it is announced.
 
 The packs are files without bytes in them, as long as a million pages of 16 KiB make them, so that they fit on any
-disk: a start reads their lists, which are what a node writes, and no page. A node with the same settings and an empty folder is what its memory is compared with. Redis
-is a real one, and its own log says how long it worked on one command at most.
+disk: a start reads their lists, which are what a node writes, and no page. A node with the same settings and an empty
+folder is what its memory is compared with. Redis is a real one, and its own log says how long it worked on one command
+at most. Seconds of the node's cores are counted beside those of the clock, which other work on the machine stretches.
 """
 
 from __future__ import annotations
@@ -94,7 +95,12 @@ def _measured(folder: Path) -> dict[str, object]:
     try:
         server.start()
         empty = _in_process(server.url, folder / "empty")
+        client = redis.Redis.from_url(server.url)
+        client.config_set("slowlog-log-slower-than", 100)
+        client.slowlog_reset()
         full = _in_process(server.url, folder / "full")
+        slow = [int(one["duration"]) for one in client.slowlog_get(10_000)]
+        client.close()
     finally:
         server.stop()
     assert full["pages"] == _PAGES
@@ -104,7 +110,8 @@ def _measured(folder: Path) -> dict[str, object]:
         "start_and_announce_s": round(full["started_s"] + full["announced_s"], 2),
         "start_s": round(full["started_s"], 2),
         "announce_s": round(full["announced_s"], 2),
-        "redis_longest_ms": round(full["redis_longest_ms"], 2),
+        "start_and_announce_cpu_s": round(full["cpu_s"], 2),
+        "redis_longest_ms": round(max(slow, default=0) / 1e3, 2),
         "peak_bytes_a_page": round((full["peak_bytes"] - empty["peak_bytes"]) / _PAGES, 1),
         "node_without_pages_mib": round(empty["resident_bytes"] / 2**20, 1),
     }
@@ -129,16 +136,12 @@ async def _held(url: str, folder: Path) -> dict[str, float]:
         ram_budget=ByteSize(64 << 20), disk_budget=ByteSize(_BUDGET_BYTES), disk_folders=(folder,)
     )
     node = PoolNode(_PLACE, settings, index_url=url, epoch=Epoch(time.time_ns()), secret=_SECRET)
-    client = redis.Redis.from_url(url)
-    client.config_set("slowlog-log-slower-than", 100)
-    client.slowlog_reset()
-    began_s = time.monotonic()
+    began_s, began_cpu_s = time.monotonic(), time.process_time()
     await node.start()
     started_s = time.monotonic()
     while node.status().index_mode != "ok":  # noqa: ASYNC110 - nothing tells a benchmark
         await asyncio.sleep(0.01)
-    announced_s = time.monotonic()
-    slow = [int(one["duration"]) for one in client.slowlog_get(10_000)]
+    announced_s, cpu_s = time.monotonic(), time.process_time() - began_cpu_s
     gc.collect()
     process = psutil.Process()
     found = {
@@ -147,7 +150,7 @@ async def _held(url: str, folder: Path) -> dict[str, float]:
         "peak_bytes": float(_peak_bytes()),
         "started_s": started_s - began_s,
         "announced_s": announced_s - started_s,
-        "redis_longest_ms": max(slow, default=0) / 1e3,
+        "cpu_s": cpu_s,
     }
     await node.close()
     return found

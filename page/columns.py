@@ -31,7 +31,7 @@ class PageColumns(NamedTuple):
     """Which of `tenant_tags` is each page's."""
     tenant_tags: Sequence[str]
 
-    def take(self, lines: npt.NDArray[np.intp]) -> PageColumns:
+    def take(self, lines: npt.NDArray[np.intp] | slice) -> PageColumns:
         """Return some lines."""
         return PageColumns(
             keys=self.keys[lines],

@@ -45,6 +45,9 @@ log = logging.getLogger("pie.policies.manager")
 _NONSENSE_LIMIT = 1_000
 """Proposals beyond one for each held page, after which a policy is taken for an endless one."""
 
+_AT_ONCE = 1 << 17
+"""Pages that are given rows together, which takes memory as long as it lasts."""
+
 
 class RetentionManager:
     """Keeps sizes and pins of the pages in one tier, and asks a policy which should leave.
@@ -165,9 +168,10 @@ class RetentionManager:
         if self._next is not None:
             views = list(views)
             self._next.adopt(pages, views, now_s)
-        rows = self._rows.add_all(pages)
+        steps = (slice(start, start + _AT_ONCE) for start in range(0, len(pages.keys), _AT_ONCE))
+        rows = np.concatenate([self._rows.add_all(pages.take(step)) for step in steps])
         self._used_bytes += int(pages.sizes.sum())
-        self._builtin.rows_stored(rows.tolist())
+        self._builtin.rows_stored(rows)
         if self._book is None and self._users is None:
             return
         for page in views:

@@ -18,10 +18,13 @@ import enum
 import heapq
 import math
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+
+import numpy as np
 
 from pie.page.events import Part
 from pie.page.key import PageKey
+from pie.page.key_table import Rows
 from pie.policies.page_rows import NO_ROW, PageRows, Row
 from pie.policies.retention import PageView
 
@@ -138,16 +141,7 @@ class QueuedRetention:
         """Learn of a page that has just been given a row."""
         self._version += 1
         self.tick += 1
-        missing = self.rows.capacity - len(self._state)
-        if missing > 0:
-            zeros = bytes(missing)
-            self.stamps.frombytes(zeros * 8)
-            self.queue_of.frombytes(zeros * 2)
-            self._state.frombytes(zeros)
-            self._bands.frombytes(zeros)
-            self._before.frombytes(zeros * 4)
-            self._after.frombytes(zeros * 4)
-            self.grow(len(self._state))
+        self._make_room()
         self.stamps[row] = self.tick
         self._bands[row] = Band.ORDER
         queue = self.place(row)
@@ -159,10 +153,32 @@ class QueuedRetention:
         if not self.rows.children[row] and not self.rows.pins[row]:
             self._put_in(row)
 
-    def rows_stored(self, rows: Iterable[Row]) -> None:
+    def rows_stored(self, rows: Rows) -> None:
         """Learn of pages that have all been given rows just now, in order."""
-        for row in rows:
-            self.row_stored(row)
+        if type(self).place is not QueuedRetention.place or len(rows) < len(self.rows):
+            for row in rows.tolist():
+                self.row_stored(row)
+            return
+        # All in one queue, and no page was held before: they stand behind each other.
+        self._version += 1
+        self._make_room()
+        np.frombuffer(self.stamps, np.int64)[rows] = np.arange(len(rows)) + (self.tick + 1)
+        self.tick += len(rows)
+        self.counts[0] += len(rows)
+        for column, dtype in ((self._bands, np.uint8), (self.queue_of, np.uint16)):
+            np.frombuffer(column, dtype)[rows] = 0
+        is_leaf = np.frombuffer(self.rows.children, np.int32)[rows] == 0
+        is_leaf &= np.frombuffer(self.rows.pins, np.int32)[rows] == 0
+        leaves = rows[is_leaf]
+        if len(leaves):
+            np.frombuffer(self._state, np.uint8)[leaves] = _LISTED
+            after, before = (
+                np.frombuffer(self._after, np.int32),
+                np.frombuffer(self._before, np.int32),
+            )
+            after[leaves[:-1]], before[leaves[1:]] = leaves[1:], leaves[:-1]
+            self._heads[0], self._tails[0] = int(leaves[0]), int(leaves[-1])
+            before[self._heads[0]] = after[self._tails[0]] = NO_ROW
 
     def row_hit(self, row: Row) -> None:
         """Learn that a page was used."""
@@ -331,6 +347,19 @@ class QueuedRetention:
                 row for row in held if self._state[row] and self._stands_in(row) == queue
             ]
             assert len(heap) <= 2 * len(held) + 64
+
+    def _make_room(self) -> None:
+        """Make the columns as long as the table is."""
+        missing = self.rows.capacity - len(self._state)
+        if missing > 0:
+            zeros = bytes(missing)
+            self.stamps.frombytes(zeros * 8)
+            self.queue_of.frombytes(zeros * 2)
+            self._state.frombytes(zeros)
+            self._bands.frombytes(zeros)
+            self._before.frombytes(zeros * 4)
+            self._after.frombytes(zeros * 4)
+            self.grow(len(self._state))
 
     def _put_in(self, row: Row) -> None:
         """Let a leaf stand in its queue, by its stamp."""

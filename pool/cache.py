@@ -92,7 +92,10 @@ class TieredCache:
         self._moves = moves
 
     def adopt(self) -> int:
-        """Take on what the tiers hold and the records do not say, and return what they hold."""
+        """Take on what the tiers hold at the start, before anybody uses them; return how many pages.
+
+        The index is not told: what is held at the start is announced as a whole.
+        """
         return sum(shelf.adopt() for shelf in self._shelves)
 
     @property
@@ -360,7 +363,7 @@ class TieredCache:
             self._stack.demote(0, page)
 
     def reconcile(self) -> None:
-        """Make all records equal to what the tiers say, where a tier has lost pages by itself."""
+        """Make all records equal to what the tiers say, where a tier has lost or found pages by itself."""
         for shelf in self._shelves:
             shelf.reconcile()
 

@@ -146,7 +146,6 @@ class Mover:
             try:
                 if should_reconcile:
                     self._cache.reconcile()
-                    self._cache.adopt()
                 if page is not None:
                     should_look |= self._cache.promote(page)
                 if should_look:

@@ -22,6 +22,7 @@ from pie.index.policy_follower import PolicyFollower
 from pie.index.policy_store import PolicyVersion
 from pie.index.publisher import Publisher
 from pie.index.settings import IndexSettings
+from pie.page.columns import PageMasks
 from pie.page.events import Epoch, PlaceId, PlaceKind
 from pie.page.key import PageKey
 from pie.policies.errors import PolicyFileError
@@ -32,7 +33,6 @@ from pie.policies.versions import PolicyVersions
 from pie.pool.cache import Level, TieredCache
 from pie.pool.checksum import Checksum
 from pie.pool.disk import DiskTier
-from pie.pool.heap import give_back_large_blocks
 from pie.pool.index_relay import IndexRelay
 from pie.pool.lanes import Lanes
 from pie.pool.links import NodeLinks
@@ -47,6 +47,7 @@ from pie.pool.settings import PoolSettings
 from pie.pool.side_threads import SideThreads, within
 from pie.pool.status import PoolStatus
 from pie.pool.tier import TierKind
+from pie.wire import freed_memory
 from pie.wire.figures import report
 from pie.wire.messages import AskStatus, Drained, DrainNode, Message
 from pie.wire.peer import Peer
@@ -237,9 +238,11 @@ class PoolNode:
             self._publisher = Publisher(
                 self._index_url,
                 self._record,
-                lambda: asyncio.to_thread(self._cache.masks),
+                lambda: asyncio.to_thread(self._held),
                 settings=self._index_settings,
                 on_fenced=self._fenced,
+                # An announcement is made of all keys.
+                on_mode=lambda _: freed_memory.give_back(),
             )
             self._relay.connect(self._publisher)
             await self._publisher.start()
@@ -405,15 +408,20 @@ class PoolNode:
     def _open_lower(self) -> None:
         """Find what an earlier start left, and from then on move pages between the tiers."""
         began_s = time.monotonic()
-        if self._disk is not None:
-            self._disk.open(_LOCK_TIMEOUT_S)
-        if self._object is not None:
-            self._object.open()
-        give_back_large_blocks()
-        found = self._cache.adopt()
+        with freed_memory.given_back():
+            if self._disk is not None:
+                self._disk.open(_LOCK_TIMEOUT_S)
+            if self._object is not None:
+                self._object.open()
+            found = self._cache.adopt()
         took_s = time.monotonic() - began_s
         log.info("%s found %d pages below RAM in %.1f s", self.place, found, took_s)
         self._mover.start()
+
+    def _held(self) -> PageMasks:
+        """Return what is announced, in arrays that leave no memory behind."""
+        with freed_memory.given_back():
+            return self._cache.masks()
 
     def _say(self, record: PlaceRecord) -> None:
         self._record = record

@@ -3,7 +3,7 @@
 Covers rows of pages that nobody reads or writes just now. Does not cover pages on their way in or out
 (`pie.pool.disk_table`), or where "where" is: the disk tier and the bucket each have their own.
 
-A row takes about 115 bytes with its key. What many pages have in common (model, layout, tenant, pack) is there
+A row takes about 108 bytes with its key. What many pages have in common (model, layout, tenant, pack) is there
 once and counted. The page before a page, and the first one of its group, have rows too, held or not.
 """
 

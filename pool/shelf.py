@@ -23,7 +23,7 @@ from pie.policies.retention import PageView, RetentionPolicy
 from pie.pool.tier import PageId, Tier, entry_of, id_of, view_of
 
 _AT_ONCE = 4096
-"""Rows looked at while others wait: 1 ms."""
+"""Rows looked at while others wait: some 2 ms."""
 
 _HANDED_AT_ONCE = 200
 """Pages handed to another policy while others wait: about 1 ms."""
@@ -87,25 +87,15 @@ class Shelf:
                     self._index.removed([known])
 
     def adopt(self) -> int:
-        """Take on what the tier holds and the record does not say; return what it holds.
+        """Take on what the tier holds at the start, before anybody uses it; return how many pages.
 
-        Where there is no record yet that is all at once, and the index is not told: what is held at the start is
-        announced as a whole.
+        The index is not told: what is held at the start is announced as a whole.
         """
-        if not len(self.manager):
-            with self._lock:
-                # Whoever removes a page from here on waits to record it, and finds it on record then.
-                tier = self.tier
-                views = (view_of(header, tier) for header in tier.pages())
-                self.manager.adopt(tier.columns(), views, self._clock())
+        with self._lock:
+            tier = self.tier
+            views = (view_of(header, tier) for header in tier.pages())
+            self.manager.adopt(tier.columns(), views, self._clock())
             return len(self.manager)
-        count = 0
-        for header in self.tier.pages():
-            page = id_of(header)
-            if page not in self:
-                self.record(page, header)
-            count += 1
-        return count
 
     def replace_policy(self, policy: RetentionPolicy) -> None:
         """Let another policy choose victims: it is handed the pages, some at a time, the oldest first."""
@@ -128,10 +118,14 @@ class Shelf:
             manager.end_replace()
 
     def reconcile(self) -> None:
-        """Forget what the tier has lost by itself."""
+        """Forget what the tier has lost by itself, and take on what it has found since."""
         for page in self.held():
             if self.tier.lookup(page) is not LookupStatus.HIT:
                 self.record(page)
+        for header in self.tier.pages():
+            page = id_of(header)
+            if page not in self:
+                self.record(page, header)
 
     def held(self) -> Iterator[PageId]:
         """List the pages on record, those that come or go meanwhile perhaps among them."""

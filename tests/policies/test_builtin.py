@@ -3,13 +3,17 @@
 import itertools
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from benchmarks.one_cache import Prompt, foresight, replay
 from benchmarks.workloads import WORKLOADS, loop, scans, trunks
-from pie.page.events import Part
+from pie.page.columns import PageColumns
+from pie.page.events import Part, Tier
+from pie.page.key import PageKey
+from pie.page.key_table import as_keys
 from pie.policies.adaptive import AdaptiveRetention
 from pie.policies.arc import ArcRetention
 from pie.policies.frequency import CostRetention, LfuRetention
@@ -17,6 +21,7 @@ from pie.policies.lru import LruRetention
 from pie.policies.manager import RetentionManager
 from pie.policies.queued import QueuedRetention
 from pie.policies.registry import BUILTIN, PolicyKind
+from pie.policies.retention import PageView
 from pie.policies.s3_fifo import S3FifoRetention
 from tests.policies.pages import key, number, view
 
@@ -193,3 +198,32 @@ def test_adaptive_is_lru_until_it_has_learned() -> None:
     for at in range(12):
         policy.stored(view(at, at - 1 if at % 4 else None), 0.0)
     assert set(itertools.islice(order(policy), 4)) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_pages_taken_on_together_leave_as_those_stored_one_by_one(name: str) -> None:
+    together, alone = RetentionManager(new(name)), RetentionManager(new(name))
+    names = [PageKey(at.to_bytes(32, "big")) for at in range(60)]
+    # Sequences of five, the last page of every second one first, and a page whose parent is not held.
+    order = [at for at in range(1, 60) if at % 10 == 9] + [
+        at for at in range(1, 60) if at % 10 != 9
+    ]
+    parents = [names[at - 1] if at % 5 else bytes(32) for at in order]
+    columns = PageColumns(
+        keys=as_keys([names[at] for at in order]),
+        parts=np.zeros(len(order), np.uint8),
+        parents=as_keys(parents),
+        indexes=np.array([at % 5 for at in order], np.int32),
+        sizes=np.full(len(order), 7, np.int64),
+        tags=np.zeros(len(order), np.int32),
+        tenant_tags=[""],
+    )
+    together.adopt(columns, (), 0.0)
+    for at, parent in zip(order, parents, strict=True):
+        alone.stored(PageView(names[at], parent, at % 5, Part.FULL, Tier.DEVICE, 7), 0.0)
+    for manager in (together, alone):
+        manager.hit(names[24], Part.FULL, 1.0)
+        manager.removed(names[14], Part.FULL)
+        manager.check()
+    assert together.used_bytes == alone.used_bytes
+    assert together.victims(7 * 60, 2.0) == alone.victims(7 * 60, 2.0)

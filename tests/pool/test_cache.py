@@ -14,7 +14,7 @@ from pie.policies.lru import LruRetention
 from pie.policies.manager import RetentionManager
 from pie.policies.rules import Pin, Rule, Ruled, Selector, Ttl
 from pie.pool.cache import Loan, TieredCache
-from pie.pool.conformance import sample_key, sample_page
+from pie.pool.conformance import put, sample_key, sample_page
 from pie.pool.ram import RamTier
 from pie.pool.shelf import Level
 from pie.pool.tier import PageId, Tier, id_of
@@ -334,3 +334,22 @@ TestCacheMachine.settings = settings(max_examples=60, stateful_step_count=40)
 
 def _page(number: int) -> PageId:
     return PageId(sample_key(number), Part.FULL)
+
+
+def test_the_index_hears_of_pages_that_a_tier_finds_after_an_empty_start(stack: Make) -> None:
+    bucket = RamTier(4 << 20, kind=TierKind.POOL_OBJECT)
+    cache = stack(RamTier(1 << 20), bucket)
+    assert cache.cache.adopt() == 0
+    for number in range(3):
+        put(bucket, *sample_page(number, PAGE_BYTES))
+    cache.cache.reconcile()
+    assert {entry.key for entry in cache.index.entries} == set(map(sample_key, range(3)))
+
+
+def test_the_index_does_not_hear_of_pages_at_the_start_which_are_announced_together() -> None:
+    disk = RamTier(4 << 20, kind=TierKind.POOL_DISK)
+    put(disk, *sample_page(0, PAGE_BYTES))
+    stack = Stack(RamTier(1 << 20), disk)
+    assert stack.cache.adopt() == 1
+    assert not stack.index.entries
+    assert [entry.key for entry in stack.cache.entries()] == [sample_key(0)]

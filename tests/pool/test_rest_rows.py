@@ -1,6 +1,6 @@
 """Pages at rest against a dict, one at a time and as a list of a pack says them."""
 
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 from msgspec import structs
 
 from pie.page.format import PageHeader
@@ -64,6 +64,41 @@ def test_a_list_says_in_columns_what_it_says_in_records() -> None:
     assert is_whole
     came = [record for record in records if isinstance(record, Came)]
     assert list(found.columns.came(range(len(found.columns)))) == [came[0], *came[2:]]
+
+
+def _pages(start: int, *, count: int, tenants: int) -> list[Came]:
+    return [
+        Came(
+            number * 10,
+            10,
+            number + 1,
+            structs.replace(header(number), tenant_tag=f"tenant {number % tenants}"),
+        )
+        for number in range(start, start + count)
+    ]
+
+
+_SOME = st.builds(_pages, st.integers(0, 30), count=st.integers(1, 40), tenants=st.integers(1, 2))
+_LEFT = st.integers(0, 70).map(lambda number: [Left(number * 10, sample_key(number))])
+
+
+@settings(max_examples=60)
+@given(st.lists(_SOME | _LEFT, max_size=5), st.none() | st.integers(0, 1 << 15))
+def test_pages_in_long_runs_are_read_as_they_are_one_by_one(
+    parts: list[list[Came | Left]], damaged: int | None
+) -> None:
+    data = bytearray(b"".join(encode_record(record, SECRET) for part in parts for record in part))
+    if data and damaged is not None:
+        data[damaged % len(data)] ^= 1
+    there: dict[int, Came] = {}
+    records, is_whole = decode_records(bytes(data), SECRET)
+    for record in records:
+        there.pop(record.offset, None)
+        if isinstance(record, Came):
+            there[record.offset] = record
+    found = decode_list(bytes(data), SECRET)
+    assert found.is_whole == is_whole
+    assert list(found.columns.came(range(len(found.columns)))) == list(there.values())
 
 
 def test_a_page_that_fits_in_no_column_is_listed_all_the_same() -> None:
