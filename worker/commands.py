@@ -70,7 +70,7 @@ class StoreEnded:
     there: int
     """Pages that are where they were to go: in the pool, or in lower tiers where there is none."""
     again: tuple[PageToStore, ...] = ()
-    """Pages that another writer has promised to the pool; whether it keeps that is not known."""
+    """Pages that the pool did not take in time, or that another writer has promised to it."""
 
 
 @dataclass(frozen=True, slots=True)

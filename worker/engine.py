@@ -56,7 +56,6 @@ from pie.worker.working_set import ForkMemory, WorkingSet
 
 log = logging.getLogger("pie.worker.engine")
 
-_LONGEST_RETRY_S = 30.0
 _FORKS_COME_S = 0.02
 """How long a request waits for its forks, which a router sends right behind it: a short prompt is
 computed before they are read."""
@@ -160,6 +159,11 @@ class Engine:
         """Whether no request is left and no transfer under way."""
         waits = self._programs is not None and not self._programs.roster.is_idle
         return self._scheduler.is_empty and not self._stores.is_busy and not waits
+
+    @property
+    def rest_s(self) -> float | None:
+        """How long it may rest when idle; None where only a command gives it something to do."""
+        return self._stores.due_in_s
 
     def attach(self, offload: Offload, suspended: SuspendedPages | None = None) -> None:
         """Use lower tiers and a pool from now on, and keep there what sequences had that yield."""
@@ -283,7 +287,7 @@ class Engine:
                 key,
                 RefusalCode.OVERLOADED,
                 f"{self._scheduler.waiting} requests are waiting already",
-                retry_after_s=self._retry_after_s(),
+                retry_after_s=self._times.retry_after_s(self._scheduler.waiting_tokens),
             )
             return
         self._counters.requests += 1
@@ -493,7 +497,3 @@ class Engine:
     def _prefill_tokens(self) -> int:
         least = max(self._page_tokens, self._limits.scheduler.step_tokens // _LEAST_PREFILL)
         return self._times.prefill_tokens(self._limits.step_target_s, least=least)
-
-    def _retry_after_s(self) -> float:
-        seconds = self._times.prefill.seconds(self._scheduler.waiting_tokens)
-        return min(_LONGEST_RETRY_S, max(1.0, seconds))

@@ -87,7 +87,7 @@ class EngineThread:
 
     def _wait_s(self) -> float | None:
         if self._engine.is_idle:
-            return None
+            return self._engine.rest_s
         return 0 if self._ran else _BLOCKED_S
 
     def _next(self, *, wait_s: float | None) -> Command | None:

@@ -76,7 +76,7 @@ class Figures:
             prefill_tokens_per_s=self.times.prefill.per_s,
             load_tokens_per_s={}
             if offload is None
-            else {tier.value: int(rate.per_s) for tier, rate in offload.choice.rates.items()},
+            else {tier.value: int(one.tokens_per_s) for tier, one in offload.choice.times.items()},
             step_ms=self.times.step_s * 1e3,
             steps=counters.steps,
             requests=counters.requests,

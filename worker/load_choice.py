@@ -1,7 +1,8 @@
 """Load or compute: which of a prompt's pages are fetched from below device memory.
 
-Covers estimates from measured rates, and the cheapest split between the two. Pure. Does not cover
-where pages are (`pie.worker.lower_tiers`) or moving them (`pie.worker.offload`).
+Covers the cheapest split between the two. Pure. Does not cover how long a load takes
+(`pie.worker.load_times`), where pages are (`pie.worker.lower_tiers`) or moving them
+(`pie.worker.offload`).
 
 Pages come in runs, in the order of the prompt, each in one tier. What is loaded must be a leading
 part of them, because a page is of no use without those before it; all after it is computed.
@@ -18,12 +19,14 @@ from typing import NamedTuple
 import msgspec
 
 from pie.wire.messages import LoadDecision, LoadSource
+from pie.worker.load_times import LoadTimes
 from pie.worker.rates import Rate
 
 _PROBE_EVERY = 16
 """A load that looks slower than computing is tried all the same once in so many times: else it
 would never be seen that a tier has become faster."""
-_HALF_LIFE_TOKENS = 32_768
+_FASTER = 0.5
+"""One that took less than this part of its estimate is followed by another try at once."""
 
 
 class LoadTier(enum.StrEnum):
@@ -53,16 +56,15 @@ class Loaded(NamedTuple):
 
 
 class LoadChoice:
-    """Weighs loads against computing, at the rates that were seen.
+    """Weighs loads against computing, by the times that were seen.
 
-    A tier that nothing was loaded from yet counts as fast, so that it is tried.
+    A tier of which too little was seen counts as fast, so that it is tried.
     """
 
     def __init__(self, page_tokens: int) -> None:
         self._page_tokens = page_tokens
         self._passed_over: Counter[LoadTier] = Counter()
-        self.rates = {tier: Rate(0.0, half_life_tokens=_HALF_LIFE_TOKENS) for tier in LoadTier}
-        """Tokens per second, by tier."""
+        self.times = {tier: LoadTimes() for tier in LoadTier}
         self.skipped = 0
         """How often computing was cheaper than some load that was possible."""
 
@@ -113,11 +115,26 @@ class LoadChoice:
 
     def saw(self, came: Loaded) -> None:
         """Learn how long a load took, its wait for others aside."""
-        self.rates[came.tier].saw(came.pages * self._page_tokens, came.seconds)
+        times, tokens = self.times[came.tier], came.pages * self._page_tokens
+        if 0 < came.seconds < _FASTER * times.seconds(tokens):
+            self._passed_over[came.tier] = _PROBE_EVERY - 1
+        times.saw(tokens, came.seconds)
+
+    def longest_s(self, decision: LoadDecision) -> float | None:
+        """Return how long the load of all that was chosen may take; None where nobody knows."""
+        chosen = [source for source in decision.sources if source.chosen]
+        if not all(source.load_ms > 0 for source in chosen):
+            return None
+        return sum(
+            max(
+                source.load_ms / 1e3,
+                self.times[LoadTier(source.tier)].longest_s(source.pages * self._page_tokens),
+            )
+            for source in chosen
+        )
 
     def _load_ms(self, tier: LoadTier, pages: int) -> float:
-        rate = self.rates[tier]
-        return rate.seconds(pages * self._page_tokens) * 1e3 if rate.is_known else 0.0
+        return self.times[tier].seconds(pages * self._page_tokens) * 1e3
 
 
 def with_outcome(
@@ -136,13 +153,3 @@ def with_outcome(
 def chosen_pages(decision: LoadDecision) -> int:
     """Return how many pages a decision wants loaded."""
     return sum(source.pages for source in decision.sources if source.chosen)
-
-
-def is_measured(decision: LoadDecision) -> bool:
-    """Say whether all that is to be loaded has an estimate."""
-    return all(source.load_ms > 0 for source in decision.sources if source.chosen)
-
-
-def estimate_s(decision: LoadDecision) -> float:
-    """Return how long the load of all that was chosen was estimated to take."""
-    return sum(source.load_ms for source in decision.sources if source.chosen) / 1e3

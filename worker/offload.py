@@ -34,8 +34,6 @@ from pie.worker.load_choice import (
     LoadTier,
     Run,
     chosen_pages,
-    estimate_s,
-    is_measured,
 )
 from pie.worker.load_job import LoadJob, PageToLoad, RunToLoad
 from pie.worker.lower_tiers import LowerTiers
@@ -153,9 +151,11 @@ class Offload:
         decision = sequence.load_decision = sequence.load_wish
         assert decision is not None
         state = sequence.working_set.state
-        wanted_s = compute.seconds(sequence.missing)
-        if is_measured(decision):
-            wanted_s = min(wanted_s, _OVERRUN * estimate_s(decision))
+        # A worker that has computed nothing yet cannot say that it would have been faster.
+        wanted_s = compute.seconds(sequence.missing) if compute.is_known else self._limit_s
+        longest_s = self.choice.longest_s(decision)
+        if longest_s is not None:
+            wanted_s = min(wanted_s, _OVERRUN * longest_s)
         job = LoadJob(
             sequence,
             self._runs_to_load(sequence, decision),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+_LONGEST_RETRY_S = 30.0
+
 
 class Rate:
     """Tokens per second, where newer observations count more.
@@ -72,6 +74,10 @@ class StepTimes:
     def prefill_tokens(self, target_s: float, *, least: int) -> int:
         """Return how much prefill fits beside decode into a step of `target_s`."""
         return max(least, int((target_s - self.decode_s) * self.prefill.per_s))
+
+    def retry_after_s(self, waiting_tokens: int) -> float:
+        """Return when to ask again, where so many tokens of prompts wait: 1 s at least, 30 at most."""
+        return min(_LONGEST_RETRY_S, max(1.0, self.prefill.seconds(waiting_tokens)))
 
     def _mean(self, mean: float, seconds: float) -> float:
         return self._KEPT * mean + (1 - self._KEPT) * seconds if mean else seconds

@@ -1,7 +1,7 @@
 """Frozen pages on their way to lower tiers and the pool, seen from the step thread.
 
-Covers the bounded queue of pages to store and the batch under way. Pure. Does not cover copying
-and sending (`pie.worker.offload`).
+Covers the bounded queue of pages to store, the batch under way, and offering again what the pool did
+not take. Pure. Does not cover copying and sending (`pie.worker.storing`).
 
 A queued page is not pinned: under pressure it may leave before its turn, and counts as dropped.
 Only the batch under way is pinned, so that stores never hold more than one batch of device memory.
@@ -9,6 +9,8 @@ Only the batch under way is pinned, so that stores never hold more than one batc
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -24,9 +26,10 @@ from pie.worker.state_table import StateTable
 from pie.worker.working_set import WorkingSet
 
 AGAIN_S = 5.0
-"""How long another writer's promise lasts, unless a node's `claim_timeout_s` says otherwise."""
-_MOST_OFFERS = 4
-"""Of one page, while others promise it and don't send it."""
+"""When a page that the pool did not take is offered again; then after twice as long each time. Another
+writer's promise lasts so long, unless a node's `claim_timeout_s` says otherwise."""
+_MOST_OFFERS = 6
+"""Of one page: the last comes two and a half minutes after the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,7 @@ class PageToStore:
     is_state: bool = False
     """Whether it is the snapshot at the page's end, which lies in a state slot."""
     offers: int = 0
-    """How often the pool said that another writer had promised it."""
+    """How often the pool did not take it."""
 
 
 def batch_pages(step_pages: int, total_pages: int) -> int:
@@ -101,8 +104,9 @@ class StoreQueue:
         self._batch_states = 0 if states is None else max(1, states.total // 4)
         self._clock = clock
         self._queue: deque[PageToStore] = deque()
-        self._later: deque[tuple[float, PageToStore]] = deque()
-        """Pages that are queued again, and when."""
+        self._later: list[tuple[float, int, PageToStore]] = []
+        """Pages that are queued again, with when and in which order: a heap."""
+        self._put_off = itertools.count()
         self.in_flight: tuple[PageSlot, ...] = ()
         """Pages of the batch under way."""
         self.states_in_flight: tuple[StateSlot, ...] = ()
@@ -118,6 +122,11 @@ class StoreQueue:
         """Whether a batch is under way."""
         return self._under_way > 0
 
+    @property
+    def due_in_s(self) -> float | None:
+        """In how many seconds a page is to be offered again; None where none is."""
+        return max(0.0, self._later[0][0] - self._clock()) if self._later else None
+
     def put(self, page: PageToStore) -> None:
         """Queue a page, or count it as dropped."""
         if len(self._queue) + len(self._later) >= self._limit_pages:
@@ -127,8 +136,8 @@ class StoreQueue:
 
     def next_batch(self) -> list[PageToStore]:
         """Begin the next batch and pin its pages; empty while one is under way."""
-        while self._later and self._later[0][0] <= self._clock():
-            self._queue.append(self._later.popleft()[1])
+        while self.due_in_s == 0:
+            self._queue.append(heapq.heappop(self._later)[-1])
         batch: list[PageToStore] = []
         states = 0
         while self._queue and not self.is_busy and len(batch) < self._batch_pages:
@@ -153,7 +162,7 @@ class StoreQueue:
         Args:
             stored: Pages that the pool has.
             there: Pages that are where they should be.
-            again: Pages to offer again a little later.
+            again: Pages to offer again later.
         """
         self._table.release(self.in_flight)
         if self._states is not None:
@@ -161,13 +170,15 @@ class StoreQueue:
         self.stored += stored
         self.dropped += self._under_way - there - len(again)
         self.in_flight = self.states_in_flight = ()
-        due_s = self._clock() + AGAIN_S
+        now_s = self._clock()
         for page in again:
             is_full = len(self._queue) + len(self._later) >= self._limit_pages
             if is_full or page.offers + 1 >= _MOST_OFFERS:
                 self.dropped += 1
             else:
-                self._later.append((due_s, replace(page, offers=page.offers + 1)))
+                due_s = now_s + AGAIN_S * 2**page.offers
+                later = replace(page, offers=page.offers + 1)
+                heapq.heappush(self._later, (due_s, next(self._put_off), later))
 
     @property
     def _under_way(self) -> int:

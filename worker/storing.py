@@ -65,25 +65,27 @@ class Storing:
         A page whose copy has begun is finished.
         """
         loop, until_s = asyncio.get_running_loop(), time.monotonic() + limit_s
-        stored = there = 0
-        again: list[PageToStore] = []
+        sent: list[bool] = []
+        put: list[bool] = []
         try:
             for some in self._cut(batch):
                 # What is copied must be sent too: half of the time that is left for each.
                 copy_until_s = (time.monotonic() + until_s) / 2
                 # Not cut short: as long as the thread copies, the pages must stay pinned.
                 copied = await loop.run_in_executor(self._copying, self._read, some, copy_until_s)
-                sent, put = await asyncio.gather(
+                each_sent, each_put = await asyncio.gather(
                     self._send(some, copied, until_s), self._put_below(copied, until_s)
                 )
-                stored += sent.count(PutStatus.STORED)
-                there += sum(put) if self._pool is None else sent.count(PutStatus.STORED)
-                again += [to for to, s in zip(some, sent, strict=False) if s is PutStatus.PENDING]
+                sent += each_sent
+                put += each_put
                 if len(copied) < len(some):
                     break
         except Exception:
             log.exception("storing pages failed")
-        return StoreEnded(stored, there, tuple(again))
+        if self._pool is None:
+            return StoreEnded(0, sum(put))
+        again = [to for to, is_there in itertools.zip_longest(batch, sent) if not is_there]
+        return StoreEnded(sum(sent), sum(sent), tuple(again))
 
     def _cut(self, batch: Many[PageToStore]) -> Iterator[list[PageToStore]]:
         """Cut a batch into runs that are copied out together."""
@@ -138,14 +140,11 @@ class Storing:
 
     async def _send(
         self, batch: Many[PageToStore], copied: Many[list[CopiedPart]], until_s: float
-    ) -> list[PutStatus]:
-        """Offer copied pages to the pool; return what became of each with all its parts.
-
-        That is `STORED` where it is there, and `PENDING` where another writer has promised it.
-        """
+    ) -> list[bool]:
+        """Offer copied pages to the pool; say of each whether all its parts are there."""
         left_s = until_s - time.monotonic()
         if self._pool is None or not copied or left_s <= 0:
-            return []
+            return [False] * len(copied)
         parts = [part for page in copied for part in page]
         groups = [to.group for to, page in zip(batch, copied, strict=False) for _ in page]
         try:
@@ -157,7 +156,7 @@ class Storing:
             )
         except Exception:
             log.exception("storing pages in the pool failed")
-            return []
+            return [False] * len(copied)
         if self._tiers is not None:
             self._tiers.pool_has(
                 id_of(header)
@@ -165,12 +164,4 @@ class Storing:
                 if status in _THERE
             )
         each = iter(statuses)
-        return [_of_page(set(itertools.islice(each, len(page)))) for page in copied]
-
-
-def _of_page(parts: set[PutStatus]) -> PutStatus:
-    """Return what became of a page from what became of its parts."""
-    left = parts - _THERE
-    if left == {PutStatus.PENDING}:
-        return PutStatus.PENDING
-    return PutStatus.REFUSED if left else PutStatus.STORED
+        return [all(s in _THERE for s in itertools.islice(each, len(page))) for page in copied]

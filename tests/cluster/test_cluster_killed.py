@@ -92,11 +92,6 @@ class Cluster:
         nodes = httpx.get(f"{self.serving.url}/status", timeout=10).json()["pool"]
         return [node["gauges"] | node["counters"] for node in nodes]
 
-    def measure(self, worker: str, words: str) -> None:
-        """Let a worker see how fast it computes: until then it takes itself for faster than loads."""
-        # Of its own from the first word on, or it would load the page that other prompts begin with.
-        self.ask([{"role": "system", "content": words * 60}], worker)
-
     def wait_until_kept(self) -> None:
         """Wait until all that was computed came to the nodes and is in the bucket."""
         until_s = time.monotonic() + 60
@@ -148,8 +143,6 @@ def test_after_every_process_of_ray_was_killed_a_conversation_goes_on_from_s3(
         "PIE_MODEL__DEVICE_KV_BUDGET": "320MiB",
         "PIE_POOL__RAM_BUDGET": "512MiB",
         "PIE_MODEL__HOST_KV_BUDGET": "0",
-        # A page whose store is given up, because the machine is busy, is not offered to the pool again.
-        "PIE_MODEL__TRANSFER_TIMEOUT_S": "60",
     }
     conversation: Conversation = [
         {"role": "system", "content": SYSTEM},
@@ -159,7 +152,6 @@ def test_after_every_process_of_ray_was_killed_a_conversation_goes_on_from_s3(
         first = cluster.ask(conversation, "worker-0")
         assert first.cached == 0
         cluster.wait_until_kept()
-        cluster.measure("worker-1", "Gulls cry. ")
         # The other worker has the same pages of both nodes.
         shared = cluster.ask(conversation, "worker-1")
         assert shared.text == first.text
@@ -176,7 +168,6 @@ def test_after_every_process_of_ray_was_killed_a_conversation_goes_on_from_s3(
     with running(tmp_path, settings) as cluster:
         nodes = cluster.gauges()
         assert all(node.get("stored", 0) == 0 for node in nodes), "they had nothing but the bucket"
-        cluster.measure("worker-1", "The tide turns. ")
         after = cluster.ask(conversation, "worker-1")
         assert after.text == before.text
         assert after.cached == full_pages(after), after

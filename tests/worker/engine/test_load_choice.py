@@ -9,10 +9,9 @@ from pie.worker.load_choice import (
     LoadTier,
     Run,
     chosen_pages,
-    estimate_s,
-    is_measured,
     with_outcome,
 )
+from pie.worker.load_times import LoadTimes
 from pie.worker.rates import Rate
 
 PAGE = 10
@@ -25,9 +24,16 @@ def rate(per_s: float) -> Rate:
     return seen
 
 
+def times(per_s: float) -> LoadTimes:
+    seen = LoadTimes()
+    for _ in range(2):
+        seen.saw(1000, 1000 / per_s)
+    return seen
+
+
 def choice(**rates: float) -> LoadChoice:
     made = LoadChoice(PAGE)
-    made.rates |= {LoadTier(tier): rate(per_s) for tier, per_s in rates.items()}
+    made.times |= {LoadTier(tier): times(per_s) for tier, per_s in rates.items()}
     return made
 
 
@@ -35,10 +41,13 @@ HOST, DISK, POOL = (Run(tier, 4) for tier in LoadTier)
 
 
 def test_what_is_faster_than_computing_is_loaded() -> None:
-    decision = choice(host=10_000).decide([HOST], rate(COMPUTE))
+    made = choice(host=10_000)
+    decision = made.decide([HOST], rate(COMPUTE))
     (source,) = decision.sources
     assert (source.chosen, source.load_ms, source.compute_ms) == (True, 4, 40)
-    assert (chosen_pages(decision), estimate_s(decision)) == (4, 0.004)
+    assert chosen_pages(decision) == 4
+    # All that was seen of a larger load may have been a fixed part.
+    assert made.longest_s(decision) == 0.1
 
 
 def test_what_is_slower_is_computed_and_all_after_it() -> None:
@@ -55,9 +64,10 @@ def test_a_slow_run_is_loaded_for_the_sake_of_what_comes_after_it() -> None:
 
 
 def test_a_tier_that_was_not_measured_is_tried() -> None:
-    decision = choice().decide([DISK, POOL], rate(COMPUTE))
+    made = choice()
+    decision = made.decide([DISK, POOL], rate(COMPUTE))
     assert chosen_pages(decision) == 8
-    assert not is_measured(decision)
+    assert made.longest_s(decision) is None
 
 
 def test_a_slow_tier_is_tried_now_and_then() -> None:
@@ -87,17 +97,37 @@ def test_a_load_costs_what_is_before_it_in_the_queue_as_well() -> None:
 
 def test_a_wait_is_told_and_not_learned() -> None:
     made, came = choice(), Loaded(LoadTier.HOST, 4, 0.02, waited_s=1.0)
-    made.saw(came)
-    assert made.rates[LoadTier.HOST].per_s == pytest.approx(2000)
+    for _ in range(2):
+        made.saw(came)
+    assert made.times[LoadTier.HOST].tokens_per_s == pytest.approx(2000)
     (source,) = with_outcome(made.decide([HOST], rate(COMPUTE)), [came], overran=False).sources
     assert source.took_ms == pytest.approx(1020)
 
 
-def test_rates_are_learned_by_tier() -> None:
+def test_times_are_learned_by_tier() -> None:
     made = choice()
-    made.saw(Loaded(LoadTier.DISK, 4, 0.02))
-    assert made.rates[LoadTier.DISK].per_s == pytest.approx(2000)
-    assert not made.rates[LoadTier.HOST].is_known
+    for _ in range(2):
+        made.saw(Loaded(LoadTier.DISK, 4, 0.02))
+    assert made.times[LoadTier.DISK].tokens_per_s == pytest.approx(2000)
+    assert not made.times[LoadTier.HOST].is_known
+
+
+def test_one_slow_load_of_few_pages_does_not_stop_one_of_many() -> None:
+    made = choice()
+    made.saw(Loaded(LoadTier.POOL, 2, 1.1))
+    assert chosen_pages(made.decide([Run(LoadTier.POOL, 104)], rate(COMPUTE))) == 104
+    made.saw(Loaded(LoadTier.POOL, 2, 1.1))
+    # Nor do two such: they may have a fixed part of a second, and computing takes longer than that.
+    assert chosen_pages(made.decide([Run(LoadTier.POOL, 120)], rate(COMPUTE))) == 120
+    assert chosen_pages(made.decide([Run(LoadTier.POOL, 2)], rate(COMPUTE))) == 0
+
+
+def test_a_try_that_was_fast_is_followed_by_another_at_once() -> None:
+    made = choice(pool=100)
+    decided = [chosen_pages(made.decide([POOL], rate(COMPUTE))) for _ in range(16)]
+    assert decided == [0] * 15 + [4]
+    made.saw(Loaded(LoadTier.POOL, 4, 0.001))
+    assert chosen_pages(made.decide([POOL], rate(COMPUTE))) == 4
 
 
 def test_the_outcome_stands_beside_the_estimate() -> None:

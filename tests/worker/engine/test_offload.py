@@ -12,6 +12,7 @@ import pytest
 
 from pie.page.key import RootKey
 from pie.tokens.tokenizer import Tokenizer
+from pie.worker import stores
 from pie.worker.load_choice import LoadTier
 from pie.worker.page_copies import PageNames
 from pie.worker.rates import Rate
@@ -141,7 +142,10 @@ async def test_a_page_of_another_size_is_a_miss(start: Start, pool: DictPool) ->
     assert answer.cached.pool == PAGE
 
 
-async def test_a_pool_that_fails_costs_nothing_but_the_work(start: Start, pool: DictPool) -> None:
+async def test_a_pool_that_fails_costs_nothing_but_the_work(
+    start: Start, pool: DictPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores, "AGAIN_S", 0.001)
     worker = await start()
     pool.error = OSError("the network is down")
     answer = await worker.engine.ask(PROMPT, 1)
@@ -190,17 +194,21 @@ def slowed(copy: Callable[..., Any]) -> Callable[..., Any]:
     return slow
 
 
-async def test_a_store_keeps_to_its_time_copying_included(start: Start, pool: DictPool) -> None:
+async def test_a_store_keeps_to_its_time_and_what_is_left_is_offered_again(
+    start: Start, pool: DictPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores, "AGAIN_S", 0.01)
     worker = await start()
     assert worker.engine.offload is not None
     worker.engine.offload._limit_s = 0.18
     worker.runner.export = slowed(worker.runner.export)  # type: ignore[method-assign]
     prompt = list(range(3, 43))
     await worker.engine.ask(prompt, 1)
-    status = worker.engine.engine
-    await worker.engine.until(lambda: status.status.pages_store_dropped > 0)
-    assert 1 <= len(pool.pages) <= 4
-    assert status.status.pages_stored + status.status.pages_store_dropped == 10
+    await worker.engine.until(lambda: len(pool.pages) > 0)
+    assert len(pool.pages) <= 4
+    await worker.stored(10)
+    assert worker.engine.engine.status.pages_store_dropped == 0
+    assert len(pool.pages) == 10
 
 
 async def test_a_load_keeps_to_its_time_copying_included(start: Start) -> None:
@@ -250,7 +258,8 @@ async def test_loads_slower_than_computing_are_not_tried_but_now_and_then(
 ) -> None:
     worker = await start()
     assert worker.engine.offload is not None
-    worker.engine.offload.choice.rates[LoadTier.POOL].saw(100, 100.0)
+    for _ in range(2):
+        worker.engine.offload.choice.times[LoadTier.POOL].saw(100, 100.0)
     for number in range(20):
         await worker.engine.ask([number, *PROMPT], 1)
     status = worker.engine.engine.status

@@ -33,7 +33,6 @@ from pie.worker import offload
 from pie.worker.load_choice import LoadTier
 from pie.worker.model import Model
 from pie.worker.page_copies import PageNames
-from pie.worker.rates import Rate
 from pie.worker.runner import Runner
 from pie.worker.selfcheck import verify
 from tests.pool.places import Places
@@ -41,7 +40,7 @@ from tests.support.models import RECURRENT, smollm2, tiny_model, tiny_module
 from tests.worker.engine.device import device
 from tests.worker.engine.driver import Answer
 from tests.worker.engine.test_models import expect, prompts
-from tests.worker.engine.threaded import Threaded
+from tests.worker.engine.threaded import Threaded, Untimed
 
 SECRET = b"s" * 32
 TEXT = (
@@ -94,13 +93,6 @@ def small() -> Subject:
     return Subject(model, reference, tokenizer, asked, 4, pages=96)
 
 
-class Unmeasured(Rate):
-    """Learns nothing, so that loads are tried however fast a tiny model computes."""
-
-    def saw(self, tokens: int, seconds: float) -> None:
-        pass
-
-
 class Cluster:
     """Pool nodes, and engines that share them."""
 
@@ -144,7 +136,7 @@ class Cluster:
         )
         names = PageNames(subject.model.model_root, layout)
         attached = engine.attach(pool, arena, names, limit_s=30.0, secret=SECRET)
-        attached.choice.rates = {tier: Unmeasured(0.0) for tier in LoadTier}
+        attached.choice.times = {tier: Untimed() for tier in LoadTier}
         engine.start()
         self._closers.append(engine.stop)
         return engine

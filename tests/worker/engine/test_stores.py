@@ -72,7 +72,7 @@ def test_a_batch_pins_a_quarter_of_the_snapshots_at_most(table: PageTable) -> No
     assert (stores.stored, len(stores), states.status().idle) == (4, 0, 4)
 
 
-def test_a_page_that_another_has_promised_is_offered_again(table: PageTable) -> None:
+def test_a_page_that_the_pool_did_not_take_is_offered_again_ever_later(table: PageTable) -> None:
     now = [100.0]
     stores = StoreQueue(table, limit_pages=10, batch_pages=2, clock=lambda: now[0])
     pages = hold(table, 1, 2)
@@ -83,13 +83,29 @@ def test_a_page_that_another_has_promised_is_offered_again(table: PageTable) -> 
     stores.ended(1, there=1, again=[second])
     assert (stores.stored, stores.dropped, stores.next_batch()) == (1, 0, [])
     assert table.counts().idle == 2, "it is not pinned meanwhile"
-    offers = 1
-    while True:
-        now[0] += AGAIN_S
+    rests = []
+    while (rest_s := stores.due_in_s) is not None:
+        rests.append(rest_s / AGAIN_S)
+        now[0] += rest_s
         batch = stores.next_batch()
-        if not batch:
-            break
         assert [one.page.key for one in batch] == [key(2)]
         stores.ended(0, there=0, again=batch)
-        offers += 1
-    assert (offers, stores.dropped) == (4, 1), "nobody is believed for ever"
+    assert rests == [1, 2, 4, 8, 16]
+    assert stores.dropped == 1, "not for ever"
+
+
+def test_pages_that_wait_to_be_offered_again_count_as_queued(table: PageTable) -> None:
+    now = [0.0]
+    stores = StoreQueue(table, limit_pages=3, batch_pages=2, clock=lambda: now[0])
+    pages = hold(table, 1, 2, 3, 4)
+    one, two, three, four = to_store(pages, 1, 2, 3, 4)
+    for page in (one, two):
+        stores.put(page)
+    stores.ended(0, there=0, again=stores.next_batch())
+    for page in (three, four):
+        stores.put(page)
+    assert stores.dropped == 1
+    now[0] = 2 * AGAIN_S
+    assert [page.page.key for page in stores.next_batch()] == [key(3), key(1)]
+    stores.ended(2, there=2)
+    table.release(pages)

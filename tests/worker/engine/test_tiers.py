@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import random
 import threading
@@ -20,6 +19,7 @@ from pie.tokens.tokenizer import Tokenizer
 from pie.wire.messages import PutStatus
 from pie.worker import offload, stores
 from pie.worker.load_choice import LoadTier
+from pie.worker.load_times import LoadTimes
 from pie.worker.rates import Rate
 from tests.pool.faults import FaultyFiles
 from tests.worker.engine.threaded import DictPool
@@ -177,8 +177,9 @@ async def test_a_tier_that_is_slower_than_computing_is_not_asked(workers: Worker
     await worker.ask(PROMPT)
     await worker.forget()
     assert worker.engine.offload is not None
-    slow = worker.engine.offload.choice.rates[LoadTier.HOST] = Rate(0.0)
-    slow.saw(100, 100.0)
+    slow = worker.engine.offload.choice.times[LoadTier.HOST] = LoadTimes()
+    for _ in range(2):
+        slow.saw(100, 100.0)
     answer = await worker.ask(FOLLOW_UP, 5)
     assert answer.cached.total == 0
     assert answer.started is not None
@@ -236,8 +237,9 @@ async def test_a_load_that_overruns_its_estimate_keeps_what_came(
     assert worker.engine.offload is not None
     # Computing would take much longer, so that only the estimate ends the load.
     worker.engine.engine._times.prefill = Rate(1.0)
-    fast = worker.engine.offload.choice.rates[LoadTier.DISK] = Rate(0.0)
-    fast.saw(1000, 0.01)
+    fast = worker.engine.offload.choice.times[LoadTier.DISK] = LoadTimes()
+    for tokens in (10, 100, 1000, 10_000):
+        fast.saw(tokens, tokens * 1e-5)
     pause_s = 0.1
     answer = await worker.ask(FOLLOW_UP, 5)
     assert answer.token_ids == toy_answer(FOLLOW_UP, 5)
@@ -434,8 +436,7 @@ async def test_a_page_that_another_only_promised_is_not_taken_for_the_pools(
     await worker.engine.until(lambda: pool.offers > 0)
     assert not worker.tiers._in_pool
     pool.is_promised = False
-    await asyncio.sleep(0.2)
-    await worker.ask([7, 8])  # Whatever it does next lets it look.
+    # By itself: no request comes meanwhile.
     await worker.engine.until(lambda: len(pool.pages) >= FULL)
     # The engine is told a moment after the pool has them.
     await worker.engine.until(lambda: worker.engine.engine.status.pages_stored >= FULL)

@@ -31,8 +31,8 @@ from tests.worker.engine.device import device
 from tests.worker.engine.driver import Answer
 from tests.worker.engine.test_models import expect
 from tests.worker.engine.test_pool_fed import SECRET, Subject, long_prompts, small, tiny
-from tests.worker.engine.threaded import Threaded
-from tests.worker.engine.tiers import MakeTiers, Unmeasured, opened, page_files, stacked
+from tests.worker.engine.threaded import Threaded, Untimed
+from tests.worker.engine.tiers import MakeTiers, opened, page_files, stacked
 
 HOST = 512 << 20
 DISK = 512 << 20
@@ -87,7 +87,7 @@ class Served:
             tiers=make,
             suspended_bytes=HOST,
         )
-        attached.choice.rates = {tier: Unmeasured(0.0) for tier in LoadTier}
+        attached.choice.times = {tier: Untimed() for tier in LoadTier}
         self.engine.start()
 
     async def ask(self, prompt: list[int], tokens: int | None = None) -> Answer:

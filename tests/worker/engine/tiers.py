@@ -24,7 +24,7 @@ from pie.worker.lower_tiers import LowerTiers, open_tiers
 from pie.worker.page_copies import PageCopies, PageNames
 from pie.worker.rates import Rate
 from tests.worker.engine.driver import Answer
-from tests.worker.engine.threaded import DictPool, Threaded
+from tests.worker.engine.threaded import DictPool, Threaded, Untimed
 from tests.worker.engine.toys import ToyRunner, toy_layout
 
 PAGE = 4
@@ -70,7 +70,7 @@ class Worker:
 
 
 class Unmeasured(Rate):
-    """Learns nothing, so that loads are tried however fast a toy computes."""
+    """Learns nothing."""
 
     def saw(self, tokens: int, seconds: float) -> None:
         pass
@@ -129,7 +129,7 @@ class Workers:
             tiers=tiers,
             suspended_bytes=suspended_bytes,
             limit_s=limit_s,
-        ).choice.rates = {tier: Unmeasured(0.0) for tier in LoadTier}
+        ).choice.times = {tier: Untimed() for tier in LoadTier}
         engine.start()
         self.started.append(Worker(engine, runner))
         return self.started[-1]
