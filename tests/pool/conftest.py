@@ -1,6 +1,7 @@
 """Pool nodes and clients that a test starts and need not stop."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -59,10 +60,22 @@ async def start_node(places: Places) -> AsyncIterator[StartNode]:
     yield start
     try:
         for node in nodes:
-            node.check()
+            await _checked(node)
     finally:
         for node in nodes:
             await node.close()
+
+
+async def _checked(node: PoolNode, limit_s: float = 10) -> None:
+    """Check a node once it is idle: pages may still be on their way between its tiers."""
+    ends_s = time.monotonic() + limit_s
+    while True:
+        try:
+            return node.check()
+        except AssertionError:
+            if time.monotonic() > ends_s:
+                raise
+        await asyncio.sleep(0.05)
 
 
 @pytest.fixture
