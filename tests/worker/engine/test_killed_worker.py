@@ -75,14 +75,19 @@ async def connect(record: PlaceRecord) -> Asker:
     return asker
 
 
+COUNT = 120
+"""Tokens of an answer that is not over when its worker is killed."""
+
+
 async def test_a_killed_worker_is_noticed_and_its_answer_goes_on_at_the_next_start(
     places: Places, start_process: StartProcess
 ) -> None:
-    await places.pool()
+    node = await places.pool()
     process, record = await start_process()
     asker = await connect(record)
-    _, answer = await asker.send(PROMPT, 60, ignore_eos=True)
+    _, answer = await asker.send(PROMPT, COUNT, ignore_eos=True)
     await asker.until_told(lambda: len(answer.token_ids) >= 20)
+    await until(lambda: sum(node.status().pages.values()) > 0)
     process.kill()
     await asyncio.wait_for(asker.gone.wait(), 5)
     await asker.client.close()
@@ -92,11 +97,11 @@ async def test_a_killed_worker_is_noticed_and_its_answer_goes_on_at_the_next_sta
     assert again.epoch > record.epoch
     await until(lambda: PLACE in places.mirror.places())
     asker = await connect(again)
-    rest = await asker.ask([*PROMPT, *answer.token_ids], 60, output_start=50, ignore_eos=True)
+    rest = await asker.ask([*PROMPT, *answer.token_ids], COUNT, output_start=50, ignore_eos=True)
     await asker.client.close()
     assert rest.cached.pool > 0, "the pool kept what the killed one made"
     answer.token_ids += rest.token_ids
-    assert len(answer.token_ids) == 60
+    assert len(answer.token_ids) == COUNT
     answer.finish_reason = rest.finish_reason
     expect(tiny_module("llama"), PROMPT, answer, ignore_eos=True)
 
