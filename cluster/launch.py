@@ -34,7 +34,7 @@ from pie.cluster.encryption import encryption_keys
 from pie.cluster.errors import ConfigError, StartError
 from pie.cluster.guard import MARK_VARIABLE, Guard
 from pie.cluster.host import Phase, State
-from pie.cluster.secret import kept_secret, new_secret, shared_secret
+from pie.cluster.secret import kept_secret, new_secret, secret_file, shared_secret
 from pie.cluster.stopping import stopping, uninterrupted
 from pie.index.errors import PageIndexError, ServerError
 from pie.index.lease import Lease
@@ -329,12 +329,10 @@ class Cluster:
         config = self._config
         pool = config.pool
         self._encryption_keys = encryption_keys(config.cluster)
-        if config.cluster.secret_file is not None:
-            self._secret = shared_secret(config.cluster.secret_file)
-        elif pool.nodes and (pool.disk_budget or pool.object_bucket):
-            self._secret = kept_secret(pool.disk_folders[0])
-        elif config.model.disk_kv_budget:
-            self._secret = kept_secret(config.model.disk_kv_path)
+        file = secret_file(config)
+        if file is not None:
+            is_named = config.cluster.secret_file is not None
+            self._secret = shared_secret(file) if is_named else kept_secret(file)
         common = {
             "index": config.index,
             "index_url": self._index_url,

@@ -14,10 +14,13 @@ import msgspec
 from pie.cluster.page_tools import Found, Holder
 from pie.page.errors import BadPage
 from pie.page.format import HEAD_BYTES
+from pie.pool.at_rest import may_be_of_another_secret
 
 HEADING = (
     f"{'key':<16}  {'part':<6}  {'tokens':>7}  {'bytes':>10}  {'on disk':>10}  {'age':>7}  where"
 )
+
+FOREIGN_HINT = "what was written with another secret, or without one, is read with that one: give --secret FILE"
 
 _AGES = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
@@ -133,6 +136,7 @@ class Sums:
     def add(self, line: PageLine) -> None:
         """Count a line."""
         self._counts["bad" if line.problem else "pages"] += 1
+        self._counts["unread"] += may_be_of_another_secret(line.problem)
         self._counts["raw"] += line.raw_bytes
         self._counts["file"] += line.file_bytes
 
@@ -141,7 +145,7 @@ class Sums:
         bad = f", {counts['bad']} that cannot be read" if counts["bad"] else ""
         return (
             f"{counts['pages']} pages{bad}; {counts['raw']} bytes of pages in {counts['file']} bytes "
-            "of files"
+            "of files" + (f"\n{FOREIGN_HINT}" if counts["unread"] else "")
         )
 
 

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from pie.cluster.config import PieConfig
 from pie.cluster.encryption import encryption_keys
 from pie.cluster.errors import ClusterError
-from pie.cluster.secret import FILE_NAME, read_secret
+from pie.cluster.secret import FILE_NAME, read_secret, secret_file, shared_secret
 from pie.pool.at_rest import FolderSource, Source, TarSource
 from pie.pool.bucket_source import BucketSource
 from pie.pool.object_errors import ObjectStoreError
@@ -75,13 +75,18 @@ def places(config: PieConfig) -> list[Place]:
     return [found[name] for name in sorted(found)]
 
 
+def is_bucket(where: str) -> bool:
+    """Say whether a person names a bucket and not a file."""
+    return where.startswith(_S3)
+
+
 def named(where: str | None, config: PieConfig) -> list[Place]:
     """Return the places that a person means: a place's name, a path, or all where None.
 
     Raises:
         PagesError: There is no such place.
     """
-    if where is not None and where.startswith(_S3):
+    if where is not None and is_bucket(where):
         return [_bucket(where, config)]
     known = places(config)
     if where is None:
@@ -112,7 +117,7 @@ def one(where: str, config: PieConfig) -> Place:
         PagesError: There is none, or there are several.
     """
     path = Path(where).expanduser()
-    if not path.exists() and len(path.parts) > 1 and not where.startswith(_S3):
+    if not path.exists() and len(path.parts) > 1 and not is_bucket(where):
         return Place(str(path), (path,))
     found = named(where, config)
     if len(found) != 1:
@@ -151,13 +156,27 @@ def sources(
 
 
 def sealing_of(place: Place, config: PieConfig) -> Sealing:
-    """Return how new page files of a place are made.
+    """Return how new page files of a place are made, with the secret that its cluster reads them with.
+
+    A cluster that has not started yet gets its secret now, where its first start would keep it.
 
     Raises:
         ConfigError: The encryption keys are wrong.
-        StartError: A secret beside the pages is damaged.
+        StartError: The secret is damaged, or cannot be read or made.
+        PagesError: No secret is known, so that no cluster could read the pages.
     """
-    return _sealing(place, _secrets(place, config, None)[0], config)
+    own = secret_file(config)
+    beside = _beside(place)
+    if own is not None and (not beside or _is_own(place, config)):
+        secret: bytes | None = shared_secret(own.expanduser())
+    else:
+        secret = _secrets(place, config, None)[0]
+    if secret is None:
+        raise PagesError(
+            f"no cluster could read what is put into {place.name}: this configuration keeps no pages "
+            "and no secret; start the cluster once, or name its cluster.secret_file"
+        )
+    return _sealing(place, secret, config)
 
 
 def index_url(config: PieConfig) -> str | None:
@@ -256,13 +275,36 @@ def _secrets(place: Place, config: PieConfig, file: Path | None) -> list[bytes |
             return [read_secret(file)]
         except OSError as error:
             raise PagesError(f"{file} cannot be read: {error.strerror}") from error
-    beside = [each for folder in place.folders for each in (folder, folder.parent)]
-    folders = [*beside, config.pool.disk_folders[0], config.model.disk_kv_path]
-    files = [folder.expanduser() / FILE_NAME for folder in folders]
-    if config.cluster.secret_file is not None:
-        files.append(config.cluster.secret_file.expanduser())
+    own = secret_file(config)
+    own = None if own is None else own.expanduser()
+    if own is not None and own.is_file() and _is_own(place, config):
+        # The cluster takes no other: pages of another secret are not good here.
+        return [read_secret(own)]
+    folders = [config.pool.disk_folders[0], config.model.disk_kv_path]
+    files = [*_beside(place), *([] if own is None else [own])]
+    files += [folder.expanduser() / FILE_NAME for folder in folders]
     found: list[bytes | None] = [read_secret(each) for each in files if each.is_file()]
     return list(dict.fromkeys([*found, None]))
+
+
+def _beside(place: Place) -> list[Path]:
+    """Return the files with a secret that lie beside pages."""
+    files = (each / FILE_NAME for folder in place.folders for each in (folder, folder.parent))
+    return [file for file in files if file.expanduser().is_file()]
+
+
+def _is_own(place: Place, config: PieConfig) -> bool:
+    """Say whether nodes or workers of a configuration's cluster keep their pages in a place."""
+    pool = config.pool
+    if place.bucket is not None:
+        there = (place.bucket.object_bucket, place.bucket.object_prefix)
+        return there == (pool.object_bucket, pool.object_prefix)
+    tops = {_whole(top) for top in (*pool.disk_folders, config.model.disk_kv_path)}
+    return any(_whole(folder).parent in tops for folder in place.folders)
+
+
+def _whole(path: Path) -> Path:
+    return path.expanduser().absolute()
 
 
 def _children(top: Path) -> Iterator[str]:

@@ -26,7 +26,7 @@ from pie.page.events import Part, PartMask, Tier, part_tiers
 from pie.page.format import PageHeader, checksum, page_name
 from pie.page.key import KEY_BYTES, PageKey
 from pie.page.lookup import LookupStatus
-from pie.pool.at_rest import PageAtRest, Source, problem_of
+from pie.pool.at_rest import PageAtRest, Source, may_be_of_another_secret, problem_of
 from pie.pool.copying import copy_payload
 from pie.pool.disk import DiskTier
 from pie.pool.errors import PoolError
@@ -99,15 +99,23 @@ def selected(found: Iterable[Found], beginnings: Sequence[str]) -> list[Found]:
                 f"{digits!r} is no key: {_LEAST_DIGITS} to {2 * KEY_BYTES} hexadecimal digits are"
             )
     matches: dict[str, dict[PageKey, list[Found]]] = {digits: {} for digits in beginnings}
+    unread = 0
     for one in found:
         header = one.page.header
-        if header is not None:
+        if header is None:
+            unread += may_be_of_another_secret(one.page.problem)
+        else:
             for digits, keys in matches.items():
                 if header.key.hex().startswith(digits.lower()):
                     keys.setdefault(header.key, []).append(one)
     for digits, keys in matches.items():
         if not keys:
-            raise PagesError(f"no page's key begins with {digits}")
+            raise PagesError(
+                f"no page's key begins with {digits}"
+                if not unread
+                else f"no page that can be read has a key that begins with {digits}; {unread} pages or "
+                "lists are damaged, or were written with another secret: give --secret FILE"
+            )
         if len(keys) > 1:
             some = ", ".join(key.hex() for key in list(keys)[:_SHOWN])
             raise PagesError(f"the keys of {len(keys)} pages begin with {digits}, such as {some}")

@@ -105,14 +105,16 @@ def verify(
     bad: Counter[str] = Counter()
     with sentences():
         from pie.cluster import page_lines, page_tools  # noqa: PLC0415
+        from pie.pool.at_rest import may_be_of_another_secret  # noqa: PLC0415
 
-        good = 0
+        good = unread = 0
         with _finding(None, at, _load(config), secret) as found:
             for one, problem in page_tools.checked(found):
                 if not problem:
                     good += 1
                     continue
                 bad[problem.partition(":")[0]] += 1
+                unread += may_be_of_another_secret(problem)
                 line = page_lines.line_of(one, problem)
                 where = f"{line.source}/{line.where}: {problem}"
                 print(page_lines.as_json(line) if as_json else where)
@@ -121,12 +123,14 @@ def verify(
         else:
             told = ", ".join(f"{count} {reason}" for reason, count in sorted(bad.items()))
             print(f"{good} pages are good" + (f", {bad.total()} are not: {told}" if bad else ""))
+            if unread:
+                print(page_lines.FOREIGN_HINT)
     raise typer.Exit(int(bool(bad)))
 
 
 @pages_app.command("export")
 def export_command(
-    target: Annotated[Path, typer.Argument(help="A folder, or a file that ends with .tar.")],
+    target: Annotated[str, typer.Argument(help="A folder, or a file that ends with .tar.")],
     keys: Keys = None,
     at: At = None,
     config: ConfigFile = None,
@@ -134,10 +138,15 @@ def export_command(
 ) -> None:
     """Copy page files, checked and as they are, to a folder or a tar file."""
     with sentences():
-        from pie.cluster import page_tools  # noqa: PLC0415
+        from pie.cluster import page_places, page_tools  # noqa: PLC0415
 
+        if page_places.is_bucket(target):
+            raise page_places.PagesError(
+                "export writes a folder or a tar file; to put pages into a bucket use `pie pages import "
+                f"SOURCE --into {target}`"
+            )
         with _finding(keys, at, _load(config), secret) as found:
-            copied, bad = page_tools.export(found, target)
+            copied, bad = page_tools.export(found, Path(target))
     _tell_left_out(bad)
     print(f"{copied} pages were copied to {target}")
     raise typer.Exit(int(bool(bad)))
@@ -196,7 +205,8 @@ def rm(
             for one in chosen[:_SHOWN]:
                 print(page_lines.row(page_lines.line_of(one)))
             size = sum(one.page.file_bytes for one in chosen)
-            if chosen and not yes and not typer.confirm(f"Remove {len(chosen)} ({size} bytes)?"):
+            what = f"{len(chosen)} page{'s' * (len(chosen) != 1)} ({size} bytes)"
+            if chosen and not yes and not typer.confirm(f"Remove {what}?"):
                 raise typer.Exit(1)
             print(f"{page_tools.remove(chosen)} removed")
 
@@ -240,5 +250,15 @@ def _load(config: Path | None) -> PieConfig:
 
 
 def _tell_left_out(bad: Iterable[tuple[str, str]]) -> None:
+    """Tell each reason once, and how many it is true of."""
+    from pie.cluster import page_lines  # noqa: PLC0415
+    from pie.pool.at_rest import may_be_of_another_secret  # noqa: PLC0415
+
+    names: dict[str, list[str]] = {}
     for name, problem in bad:
-        print(f"pie: {name} was left out: {problem}", file=sys.stderr)
+        names.setdefault(problem, []).append(name)
+    for problem, (first, *others) in names.items():
+        who = f"{first} was" if not others else f"{len(others) + 1}, such as {first}, were"
+        print(f"pie: {who} left out: {problem}", file=sys.stderr)
+    if any(map(may_be_of_another_secret, names)):
+        print(f"pie: {page_lines.FOREIGN_HINT}", file=sys.stderr)

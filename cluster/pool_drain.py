@@ -11,13 +11,13 @@ from collections.abc import Callable
 from pie.cluster import preflight
 from pie.cluster.config import PieConfig
 from pie.cluster.errors import ConfigError, NotRunningError
-from pie.cluster.secret import shared_secret
+from pie.cluster.secret import joined_secret
 from pie.index.contract import PlaceRecord
 from pie.index.errors import PageIndexError
 from pie.index.lookup import DirectLookup
 from pie.page.events import PlaceId, PlaceKind
 from pie.wire.client import WireClient
-from pie.wire.errors import WireError
+from pie.wire.errors import WireError, WireTimeout
 from pie.wire.ids import new_request_id
 from pie.wire.messages import Drained, DrainNode
 
@@ -38,34 +38,49 @@ def drain_node(config: PieConfig, name: str, say: Callable[[str], None]) -> int:
         raise ConfigError(
             ["index.url is not set: name the Redis of the cluster that the node is of"]
         )
-    record = _find(config, name)
-    file = config.cluster.secret_file
-    secret = None if file is None else shared_secret(file)
-    say(f"{name} hands its pages to others, for {config.pool.drain_timeout_s:g} s at most")
-    try:
-        done = asyncio.run(_drain(record, secret, config.pool.drain_timeout_s))
-    except WireError as error:
-        raise NotRunningError(f"{name} at {record.address}: {error}") from error
-    say(f"{name}: {done.moved} pages went to other nodes, {done.left} are left")
-    return done.left
-
-
-def _find(config: PieConfig, name: str) -> PlaceRecord:
-    try:
-        places = DirectLookup(config.index.url, settings=config.index).places()
-    except PageIndexError as error:
-        raise NotRunningError(f"the index does not answer: {error}") from error
-    nodes = {p: r for p, r in places.items() if r.kind is PlaceKind.POOL}
+    nodes = _nodes(config)
     record = nodes.get(PlaceId(name))
     if record is None:
         known = ", ".join(sorted(nodes)) or "none"
         raise NotRunningError(f"no pool node {name} is up; those that are: {known}")
-    return record
+    file = config.cluster.secret_file
+    secret = None if file is None else joined_secret(file)
+    try:
+        done = asyncio.run(_drain(record, secret, config.pool.drain_timeout_s, say))
+    except WireError as error:
+        raise NotRunningError(f"{name} at {record.address}: {error}") from error
+    say(f"{name}: {done.moved} pages went to other nodes, {done.left} are left")
+    if done.left and len(nodes) == 1:
+        say("There was no other node to take them.")
+    if done.left:
+        say(
+            f"What is left stays on the disk of {name} or in its bucket, and is served once a node of "
+            "that name starts; without either it is lost with the node's RAM."
+        )
+    say(f"{name} ends now where `pie pool` runs it; where `pie serve` does, it stays up.")
+    return done.left
 
 
-async def _drain(record: PlaceRecord, secret: bytes | None, timeout_s: float) -> Drained:
+def _nodes(config: PieConfig) -> dict[PlaceId, PlaceRecord]:
+    """Return the pool nodes that are up."""
+    try:
+        places = DirectLookup(config.index.url, settings=config.index).places()
+    except PageIndexError as error:
+        raise NotRunningError(f"the index does not answer: {error}") from error
+    return {p: r for p, r in places.items() if r.kind is PlaceKind.POOL}
+
+
+async def _drain(
+    record: PlaceRecord, secret: bytes | None, timeout_s: float, say: Callable[[str], None]
+) -> Drained:
     client = WireClient(record.address, secret=secret)
-    epoch = await client.start()
+    try:
+        epoch = await client.start()
+    except WireTimeout as error:
+        raise WireTimeout(
+            f"{error} It is gone or halted, or its secret is another than the one given here."
+        ) from error
+    say(f"{record.place} hands its pages to others, for {timeout_s:g} s at most")
     try:
         ask = DrainNode(new_request_id(), epoch, timeout_s)
         answer, _ = await client.request(ask, timeout_s=timeout_s + _ANSWER_S)

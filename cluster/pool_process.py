@@ -24,7 +24,7 @@ from pie.cluster import preflight
 from pie.cluster.config import PieConfig
 from pie.cluster.encryption import encryption_keys
 from pie.cluster.errors import ConfigError, StartError
-from pie.cluster.secret import shared_secret
+from pie.cluster.secret import joined_secret
 from pie.index.contract import PlaceRecord
 from pie.index.epochs import next_epoch
 from pie.index.feed import MirrorFeed
@@ -85,13 +85,14 @@ def run_node(config: PieConfig, say: Callable[[str], None]) -> None:
 
     Raises:
         ConfigError: The configuration is wrong; every problem at once.
-        StartError: The node cannot start, or another one of its name took over.
+        StartError: The node cannot start, the secret of its cluster is not here, or another one of its
+            name took over.
     """
     config = preflight.absolute(config)
     if found := preflight.node_problems(config):
         raise ConfigError(found)
     assert config.cluster.secret_file is not None
-    secret = shared_secret(config.cluster.secret_file)
+    secret = joined_secret(config.cluster.secret_file)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.getLogger("pie").addHandler(handler)

@@ -13,6 +13,7 @@ import os
 import secrets
 from pathlib import Path
 
+from pie.cluster.config import PieConfig
 from pie.cluster.errors import StartError
 from pie.page.format import SECRET_BYTES
 
@@ -26,6 +27,33 @@ def new_secret() -> bytes:
     return secrets.token_bytes(SECRET_BYTES)
 
 
+def secret_file(config: PieConfig) -> Path | None:
+    """Return where the cluster of a configuration keeps its secret; None where each run has a new one."""
+    pool = config.pool
+    if config.cluster.secret_file is not None:
+        return config.cluster.secret_file
+    if pool.nodes and (pool.disk_budget or pool.object_bucket):
+        return pool.disk_folders[0] / FILE_NAME
+    if config.model.disk_kv_budget:
+        return config.model.disk_kv_path / FILE_NAME
+    return None
+
+
+def joined_secret(file: Path) -> bytes:
+    """Return the secret of a cluster that is there already.
+
+    Raises:
+        StartError: It cannot be read, or is not whole.
+    """
+    try:
+        return read_secret(file)
+    except OSError as error:
+        raise StartError(
+            f"the cluster's secret {file} cannot be read ({error.strerror}): copy it here from the "
+            "cluster, where `pie serve` makes it"
+        ) from error
+
+
 def shared_secret(file: Path) -> bytes:
     """Return the secret in a file, making it where there is none yet.
 
@@ -36,19 +64,18 @@ def shared_secret(file: Path) -> bytes:
         return _made(file)
     except OSError as error:
         raise StartError(
-            f"cluster.secret_file: {file} cannot be read or made ({error.strerror})"
+            f"the cluster's secret {file} cannot be read or made ({error.strerror})"
         ) from error
 
 
-def kept_secret(folder: Path) -> bytes:
-    """Return the secret in a folder of pages, making it where there is none yet.
+def kept_secret(file: Path) -> bytes:
+    """Return the secret beside pages, making it where there is none yet.
 
     Where it cannot be kept, because the disk takes nothing, it is one for this run.
 
     Raises:
         StartError: There is one that is not whole.
     """
-    file = folder / FILE_NAME
     try:
         return _made(file)
     except OSError as error:

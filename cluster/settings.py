@@ -61,7 +61,7 @@ class ClusterSettings(BaseModel):
     secret_file: Path | None = Field(
         default=None,
         description=(
-            "File with the 32 bytes that all parts of a cluster share, made where it is not there: "
+            "File with the 32 bytes that all parts of a cluster share, made by `pie serve` where it is not there: "
             "pages are keyed and connections between hosts encrypted with it, so hosts need copies "
             "of one. Unset keeps it beside the pages on disk, or makes one for each run."
         ),

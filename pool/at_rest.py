@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from pie.page.errors import BadPage
+from pie.page.errors import BadPage, BadPageReason
 from pie.page.format import HEAD_BYTES, FileHeader, PageHeader, parse_page_name
 from pie.pool.errors import FolderInUseError
 from pie.pool.files import Files
@@ -250,6 +250,14 @@ def described(
         problem = f"wrong_page: its name is another page's than {header.key.hex()}"
         return PageAtRest(name, 0, file_bytes, stored_ns, None, found.key_id, problem)
     return PageAtRest(name, 0, file_bytes, stored_ns, header, found.key_id)
+
+
+def may_be_of_another_secret(problem: str) -> bool:
+    """Say whether what is wrong with a page may be that it was written with another secret."""
+    return problem.startswith(_KEYED) or "another secret" in problem
+
+
+_KEYED = tuple(f"{reason.value}:" for reason in (BadPageReason.FOREIGN, BadPageReason.HEADER))
 
 
 def problem_of(source: Source, page: PageAtRest, sealing: Sealing) -> str:

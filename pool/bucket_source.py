@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pie.page.format import HEAD_BYTES, page_name, parse_page_name
 from pie.pool.at_rest import PageAtRest, described
 from pie.pool.object_errors import ObjectStoreError
-from pie.pool.object_names import is_list, pack_name, tail_bytes
+from pie.pool.object_names import is_list, pack_name, prefix_of, tail_bytes
 from pie.pool.object_pages import ObjectPages, SealedPage
 from pie.pool.object_store import FoundObject, ObjectStore
 from pie.pool.pack_index import Came
@@ -58,6 +58,8 @@ class BucketSource:
             yield from self._packed([one for one in found if tail_bytes(one.name) is not None])
             told, damaged = self._told([one for one in found if is_list(one.name)])
             files = [one for one in found if parse_page_name(one.name) is not None]
+            if not files and not any(tail_bytes(one.name) is not None for one in found):
+                self._refuse_if_above(found)
             for one in files:
                 if (came := told.get(one.name)) is not None:
                     yield PageAtRest(one.name, 0, one.size, one.stored_ns, came.header, came.key_id)
@@ -93,6 +95,17 @@ class BucketSource:
         """Let go of the connections."""
         self._threads.shutdown(cancel_futures=True)
         self._store.close()
+
+    def _refuse_if_above(self, found: Sequence[FoundObject]) -> None:
+        """See whether all pages lie further down: then the end of the prefix was forgotten.
+
+        Raises:
+            OSError: They do.
+        """
+        below = {prefix for one in found if (prefix := prefix_of(one.name)) is not None}
+        if below:
+            some = " or ".join(f"{self.name.rstrip('/')}/{prefix}" for prefix in sorted(below)[:3])
+            raise OSError(f"no page lies right here, but further down: name {some}")
 
     def _packed(self, packs: Sequence[FoundObject]) -> Iterator[PageAtRest]:
         def tail(one: FoundObject) -> bytes | None:

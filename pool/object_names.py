@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import re
 
+from pie.page.format import parse_page_name
+
 PACKS = "packs/"
 LISTS = "lists/"
 
@@ -52,6 +54,16 @@ def tail_bytes(name: str) -> int | None:
     """Return the size of the list at a pack's end; None where this is not the name of a pack."""
     match = _PACK.fullmatch(name)
     return None if match is None else int(match["tail"])
+
+
+def prefix_of(name: str) -> str | None:
+    """Return what stands before the name of a page or a pack; None where it is neither."""
+    steps = name.split("/")
+    for at in range(len(steps)):
+        rest = "/".join(steps[at:])
+        if tail_bytes(rest) is not None or parse_page_name(rest) is not None:
+            return "/".join(steps[:at])
+    return None
 
 
 def is_list(name: str) -> bool:

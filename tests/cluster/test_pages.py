@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from pie.cluster.cli import app
-from pie.cluster.secret import kept_secret
+from pie.cluster.secret import FILE_NAME, kept_secret
 from pie.index.contract import PlaceRecord
 from pie.index.feed import MirrorFeed
 from pie.index.mirror import Mirror
@@ -42,7 +42,7 @@ class Cluster:
 
     def __init__(self, top: Path) -> None:
         self.top = top
-        self.secret = kept_secret(top / "pages")
+        self.secret = kept_secret(top / "pages" / FILE_NAME)
         self.pages: dict[str, list[PageHeader]] = {}
         (top / "pie.toml").write_text(
             f'[pool]\ndisk_folders = ["{top}/pages"]\ndisk_budget = "32MiB"\n'
@@ -284,6 +284,60 @@ def test_what_is_imported_is_sealed_as_the_place_seals(
     tier.close()
 
 
+def test_what_is_imported_before_the_first_start_has_the_secret_of_that_start(
+    cluster: Cluster, pie: Pie, tmp_path: Path
+) -> None:
+    headers = cluster.fill("pool-0", 0)
+    pie("export", "out.tar")
+    theirs = (tmp_path / "pages" / FILE_NAME).rename(tmp_path / "their.secret")
+    (tmp_path / "new.toml").write_text(
+        f'[pool]\ndisk_folders = ["{tmp_path}/new"]\ndisk_budget = "32MiB"\n'
+    )
+    new = ["--config", "new.toml"]
+    into = pie("import", "out.tar", "--into", "new/pool-0", "--secret", theirs, *new)
+    assert into.exit_code == 0, into.stderr
+    assert pie("verify", *new).stdout == "3 pages are good\n"
+    secret = kept_secret(tmp_path / "new" / FILE_NAME)
+    assert secret != cluster.secret
+    tier = DiskTier([tmp_path / "new/pool-0"], 32 << 20, sealing=Sealing(secret))
+    tier.open()
+    assert pages_of(tier) == {id_of(header) for header in headers}
+    tier.close()
+
+
+def test_pages_that_no_cluster_could_read_are_not_made(cluster: Cluster, pie: Pie) -> None:
+    cluster.fill("pool-0", 0)
+    pie("export", "out.tar")
+    secret = (cluster.top / "pages" / FILE_NAME).rename(cluster.top / "their.secret")
+    Path("ram.toml").write_text("")
+    result = pie("import", "out.tar", "--into", "x/y", "--secret", secret, "--config", "ram.toml")
+    assert result.exit_code == 2
+    assert "start the cluster once, or name its cluster.secret_file" in result.stderr
+    assert not Path("x").exists()
+
+
+def test_a_cluster_with_a_secret_calls_pages_without_it_foreign_and_says_what_to_give(
+    cluster: Cluster, pie: Pie
+) -> None:
+    tier = DiskTier([cluster.top / "pages/pool-0"], 32 << 20, sealing=Sealing())
+    tier.open()
+    pages = [sample_page(number, LARGE) for number in range(3)]
+    assert all(put(tier, *page) for page in pages)
+    tier.close()
+    seen = pie("verify")
+    assert seen.exit_code == 1
+    assert "0 pages are good, 3 are not: 3 foreign\n" in seen.stdout
+    assert "give --secret FILE" in seen.stdout
+    assert "give --secret FILE" in pie("ls").stdout
+    shown = pie("show", pages[0][0].key.hex()[:8])
+    assert shown.exit_code == 2
+    assert "were written with another secret: give --secret FILE" in shown.stderr
+    left = pie("import", "pages/pool-0", "--into", "pages/pool-9").stderr.splitlines()
+    assert len(left) == 2
+    assert "pie: 3, such as " in left[0]
+    assert "give --secret FILE" in left[1]
+
+
 def test_a_bad_page_is_left_out_of_an_export_and_an_import(cluster: Cluster, pie: Pie) -> None:
     headers = cluster.fill("pool-0", 0)
     pie("export", "out")
@@ -315,6 +369,7 @@ def test_rm_removes_a_page_for_good(cluster: Cluster, pie: Pie, number: int) -> 
     headers = cluster.fill("pool-0", 0)
     refused = CliRunner().invoke(app, ["pages", "rm", headers[number].key.hex()], input="n\n")
     assert refused.exit_code == 1
+    assert "Remove 1 page (" in refused.stdout
     assert len(objects(pie("ls", "--json"))) == 3
     assert pie("rm", headers[number].key.hex()[:12], "--yes").stdout.endswith("1 removed\n")
     tier = cluster.tier("pool-0")

@@ -10,7 +10,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from pie.cluster.cli import app
-from pie.cluster.secret import kept_secret
+from pie.cluster.config import load_config
+from pie.cluster.secret import FILE_NAME, kept_secret, secret_file
 from pie.page.format import PageHeader, page_name
 from pie.pool.conformance import put, sample_page
 from pie.pool.object import ObjectTier
@@ -28,7 +29,7 @@ class Bucket:
 
     def __init__(self, top: Path, settings: PoolSettings) -> None:
         self.settings = settings
-        self.secret = kept_secret(top / "pages")
+        self.secret = kept_secret(top / "pages" / FILE_NAME)
         self.address = f"s3://{settings.object_bucket}/{settings.object_prefix}"
         (top / "pie.toml").write_text(
             f'[pool]\ndisk_folders = ["{top}/pages"]\ndisk_budget = "32MiB"\n'
@@ -172,6 +173,47 @@ def test_rm_removes_an_object_or_writes_its_pack_anew(bucket: Bucket, pie: Pie) 
     tier.close()
     assert pie("rm", kept[0].key.hex(), "--yes", "--at", bucket.address).exit_code == 0
     assert not [name for name in objects(bucket.settings) if name.startswith("packs/")]
+
+
+def test_a_prefix_that_was_forgotten_is_named(bucket: Bucket, pie: Pie) -> None:
+    bucket.fill(0)
+    whole = bucket.settings.object_prefix
+    above = bucket.address.removesuffix(f"/{whole}") + "".join(
+        f"/{step}" for step in whole.split("/")[:-1]
+    )
+    result = pie("ls", "--at", above)
+    assert result.exit_code == 2
+    assert f"further down: name {above}/" in result.stderr
+
+
+def test_an_export_to_a_bucket_is_refused_and_says_what_to_use(bucket: Bucket, pie: Pie) -> None:
+    result = pie("export", bucket.address)
+    assert result.exit_code == 2
+    assert f"use `pie pages import SOURCE --into {bucket.address}`" in result.stderr
+    assert not Path("s3:").exists()
+
+
+def test_what_is_imported_before_the_first_start_has_the_secret_of_that_start(
+    bucket: Bucket, pie: Pie, tmp_path: Path
+) -> None:
+    """Into the bucket of a cluster that never ran, with the secret of the one that they come from."""
+    headers = bucket.fill(0)
+    assert pie("export", "out.tar", "--at", bucket.address).exit_code == 0
+    theirs = (tmp_path / "pages" / FILE_NAME).rename(tmp_path / "their.secret")
+    mine = bucket.settings.model_copy(
+        update={"object_prefix": f"{bucket.settings.object_prefix}-new"}
+    )
+    address = f"s3://{mine.object_bucket}/{mine.object_prefix}"
+    into = pie("import", "out.tar", "--into", address, "--secret", theirs)
+    assert into.exit_code == 0, into.stderr
+    config = load_config(tmp_path / "pie.toml", {}).config
+    file = secret_file(config)
+    assert file is not None
+    secret = kept_secret(file)
+    assert secret != bucket.secret
+    tier = open_tier(mine, sealing=Sealing(secret))
+    assert pages_of(tier) == {id_of(header) for header in headers}
+    tier.close()
 
 
 @pytest.mark.usefixtures("bucket")

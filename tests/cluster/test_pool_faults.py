@@ -195,10 +195,13 @@ async def test_sigterm_empties_a_node_that_is_to_drain_and_pages_are_found_meanw
 async def test_pie_pool_drain_empties_a_node_which_ends(
     pool: Pool, pages: SamplePages, tmp_path: Path
 ) -> None:
+    other = tmp_path / "other"
+    other.write_bytes(bytes(32))
     leaver = await pool.up("a", PIE_POOL__MOVE_AFTER_S=3600)
     await pool.stored(pages)
     await pool.up("b", PIE_POOL__MOVE_AFTER_S=3600)
-    options = ["--index", pool.index.url, "--secret-file", str(tmp_path / "secret")]
+    options = ["--index", pool.index.url]
+    right, wrong = ["--secret-file", str(tmp_path / "secret")], ["--secret-file", str(other)]
     clean = {k: v for k, v in os.environ.items() if not k.startswith("PIE_")}
     environment = clean | {"PIE_INDEX__KEY_PREFIX": pool.index.key_prefix}
 
@@ -213,16 +216,26 @@ async def test_pie_pool_drain_empties_a_node_which_ends(
             check=False,
         )
 
-    done = await asyncio.to_thread(pie, "a")
+    done = await asyncio.to_thread(pie, "a", *right)
     assert done.returncode == 0, done.stderr
     assert f"a: {COUNT} pages went to other nodes, 0 are left" in done.stdout
     assert await asyncio.to_thread(leaver.wait) == 0
     await pool.gone("a")
     assert await pool.held("b") == COUNT
     assert all(await pages.hits(pool.client))
-    unknown = await asyncio.to_thread(pie, "a")
+    unknown, refused = await asyncio.gather(
+        asyncio.to_thread(pie, "a", *right),
+        asyncio.to_thread(pie, "b", *wrong),
+    )
     assert unknown.returncode == 2
     assert "no pool node a is up; those that are: b" in unknown.stderr
+    assert refused.returncode == 2
+    assert "its secret is another than the one given here" in refused.stderr
+    assert "hands its pages" not in refused.stdout
+    last = await asyncio.to_thread(pie, "b", *right)
+    assert last.returncode == 1
+    assert f"b: 0 pages went to other nodes, {COUNT} are left\nThere was no other" in last.stdout
+    assert "without either it is lost with the node's RAM" in last.stdout
 
 
 async def test_a_node_that_is_killed_in_mid_put_with_two_copies_costs_no_page(

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from pie.cluster import pool_process
-from pie.cluster.config import PieConfig
+from pie.cluster.config import PieConfig, load_config
+from pie.cluster.errors import StartError
 from pie.index.feed import MirrorFeed
 from pie.index.mirror import Mirror
 from pie.index.settings import IndexSettings
@@ -152,6 +153,16 @@ def test_what_keeps_a_node_from_starting_is_said_in_a_sentence(
     assert done.returncode == 2
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_node_does_not_make_the_secret_of_a_cluster_that_is_there(tmp_path: Path) -> None:
+    (tmp_path / "pie.toml").write_text(
+        '[index]\nurl = "redis://127.0.0.1:1/0"\n[cluster]\nsecret_file = "nowhere"\n'
+    )
+    config = load_config(tmp_path / "pie.toml", {}).config
+    with pytest.raises(StartError, match="copy it here from the cluster"):
+        pool_process.run_node(config, print)
+    assert not Path("nowhere").exists()
 
 
 def test_a_signal_to_a_node_that_ends_already_does_not_end_it_at_once(
