@@ -375,7 +375,7 @@ class ObjectTier:
                 claim = self._space.claim(size)
                 if claim is not None:
                     return claim
-            elif size > limit or not (self._table.make_room() or self._table.has_doomed):
+            elif size > limit or not (self._table.make_room(size) or self._table.has_doomed):
                 return None
             self._table.has_doomed = False
             self._settle(self._timeout_s)

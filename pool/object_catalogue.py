@@ -30,7 +30,6 @@ log = logging.getLogger("pie.pool.object")
 _MOST_HEADS = 1024
 """Headers read one by one in one look; the next look reads more."""
 _MOST_STRANGE = 100_000
-_LOCKED = "it is encrypted with a key that is not here"
 
 T = TypeVar("T")
 
@@ -52,6 +51,8 @@ class Look:
     page_files: set[PageId] = field(default_factory=set)
     """All that lie in objects of their own."""
     packs: set[str] = field(default_factory=set)
+    locked: dict[str, FoundObject] = field(default_factory=dict)
+    """This cluster's objects that are encrypted with a key that is not here."""
     list_bytes: int = 0
     unread: int = 0
     """Page files whose headers the next look will read."""
@@ -69,6 +70,8 @@ class Catalogue:
         self._threads = threads
         self._strange: set[str] = set()
         """Objects that are not this cluster's; they are left alone."""
+        self._locked: dict[str, FoundObject] = {}
+        """What the look before found locked: not read again unless it was written anew."""
 
     def look(
         self, knows_page: Callable[[PageId, str], bool], knows_pack: Callable[[str], bool]
@@ -83,7 +86,9 @@ class Catalogue:
         packs: list[FoundObject] = []
         lists: dict[str, int] = {}
         for one in self._store.found():
-            if (name := parse_page_name(one.name)) is not None:
+            if self._locked.get(one.name) == one:
+                look.locked[one.name] = one
+            elif (name := parse_page_name(one.name)) is not None:
                 page = PageId(*name[1:])
                 look.page_files.add(page)
                 if not knows_page(page, one.name) and one.name not in self._strange:
@@ -99,6 +104,7 @@ class Catalogue:
             self._look_at_files(look, files, lists, threads)
         # Only now: what a look that failed has read is read again.
         self._lists.seen(lists, len(look.page_files))
+        self._locked = look.locked
         look.list_bytes = self._lists.taken_bytes
         look.pages.sort(key=lambda page: page.stored_ns)
         return look
@@ -119,7 +125,7 @@ class Catalogue:
                 self._leave_alone(one.name, "a pack whose list is not of this cluster")
                 continue
             if any(self._pages.is_locked(each.key_id) for each in came):
-                self._leave_alone(one.name, _LOCKED)
+                look.locked[one.name] = one
                 continue
             if not is_whole:
                 log.warning("%s: a part of its list is not readable", one.name)
@@ -143,17 +149,20 @@ class Catalogue:
             if came is None:
                 unknown.append(one)
             elif self._pages.is_locked(came.key_id):
-                self._leave_alone(one.name, _LOCKED)
+                look.locked[one.name] = one
             else:
                 found.append((one, came))
         # The newest are those that no list had the time to take in.
         unknown.sort(key=lambda one: one.stored_ns, reverse=True)
         look.unread = max(0, len(unknown) - _MOST_HEADS)
         read = [*_both(unknown[:_MOST_HEADS], threads.map(self._head, unknown[:_MOST_HEADS]))]
-        for one, head in read:
-            self._lists.add(head.header, one.size, head.key_id)
         headers = [(one, came.header) for one, came in found]
-        headers += [(one, head.header) for one, head in read]
+        for one, head in read:
+            if self._pages.is_locked(head.key_id):
+                look.locked[one.name] = one
+            else:
+                self._lists.add(head.header, one.size, head.key_id)
+                headers.append((one, head.header))
         for one, header in headers:
             look.pages.append(FoundPage(header, ObjectHome(one.size), one.stored_ns))
 
@@ -181,9 +190,6 @@ class Catalogue:
         header = head.header
         if parse_page_name(one.name) != (header.model_root, header.key, header.part):
             self._leave_alone(one.name, "it is another page than its name says")
-            return None
-        if self._pages.is_locked(head.key_id):
-            self._leave_alone(one.name, _LOCKED)
             return None
         return head
 

@@ -68,13 +68,22 @@ class ObjectPages:
 
     def header_of(self, start: ObjectStart, header: PageHeader) -> tuple[PageHeader, int] | None:
         """Return header and size of another node's page file; None where it isn't that page, or is locked."""
+        found = self._head_of(start, header)
+        if found is None or self.is_locked(found.key_id):
+            return None
+        return found.header, start.object_bytes
+
+    def is_locked_page(self, start: ObjectStart, header: PageHeader) -> bool:
+        """Say whether an object is that page of this cluster, encrypted with a key that is not here."""
+        found = self._head_of(start, header)
+        return found is not None and self.is_locked(found.key_id)
+
+    def _head_of(self, start: ObjectStart, header: PageHeader) -> FileHeader | None:
         try:
             found = self.open_head(start.data, start.object_bytes)
         except BadPage:
             return None
-        if not _is_same_page(found.header, header) or self.is_locked(found.key_id):
-            return None
-        return found.header, start.object_bytes
+        return found if _is_same_page(found.header, header) else None
 
     def open_head(self, head: Buffer, file_bytes: int) -> FileHeader:
         """Return what a page file says of itself, from its first bytes.

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from pie.page.format import PageHeader
+from pie.page.format import PageHeader, parse_page_name
 from pie.page.lookup import LookupStatus
 from pie.pool.object_catalogue import FoundPage, Look
 from pie.pool.object_entry import MISSING, ObjectEntry, ObjectHome, ObjectPack
@@ -63,6 +63,10 @@ class ObjectTable:
         self._left: set[PageId] = set()
         """Pages that have left since the last look began: it may have seen their objects still."""
         self._list_bytes = 0
+        self._locked: dict[str, int] = {}
+        """Sizes of objects that are encrypted with a key that is not here, the oldest first."""
+        self._unlocked: set[str] = set()
+        """Those that have gone since the last look began."""
 
     def wants(self, entry: ObjectEntry) -> bool:
         """Say whether a page that was stored is still to be kept."""
@@ -165,16 +169,26 @@ class ObjectTable:
         with self.lock:
             return self._packs.take_half_dead()
 
-    def make_room(self) -> bool:
-        """Let packs go that are kept for other nodes alone; say whether there were any."""
+    def make_room(self, size: int) -> bool:
+        """Let objects go that no page here needs; say whether there were any.
+
+        These are packs that are kept for other nodes alone and, as far as `size` bytes, locked objects.
+        """
         with self.lock:
-            return self._packs.retire_spare(for_room=True)
+            return self._packs.retire_spare(for_room=True) or self._drop_locked(size) > 0
+
+    def replaced_locked(self, name: str) -> None:
+        """Take in that a locked object is not there any more, and that a page may take its name."""
+        with self.lock:
+            self._unlocked.add(name)
+            self._space.give(self._locked.pop(name, 0))
 
     def begin_look(self) -> None:
         """Take in that the bucket is being looked at from now on."""
         with self.lock:
             self.scan += 1
             self._left.clear()
+            self._unlocked.clear()
 
     def knows_page(self, page: PageId, name: str) -> bool:
         """Say whether a page file that was seen is known, or something is done about it now."""
@@ -196,7 +210,7 @@ class ObjectTable:
     def end_look(self, look: Look, limit_bytes: int) -> tuple[int, int]:
         """Take in what was seen, and return how many pages came and how many were gone.
 
-        Where all is more than `limit_bytes`, the oldest go.
+        Where all is more than `limit_bytes`, locked objects go, and then the oldest pages.
         """
         with self.lock:
             # First, so that a page that another node has moved is taken on where it lies now.
@@ -205,6 +219,7 @@ class ObjectTable:
             self._space.found(look.list_bytes)
             self._space.give(self._list_bytes)
             self._list_bytes = look.list_bytes
+            self._count_locked(look)
             self._packs.retire_spare()
             self._shed(limit_bytes)
         return came, gone
@@ -319,9 +334,38 @@ class ObjectTable:
                 self._give_file(self._let_go(page, entry))
         return gone
 
+    def _count_locked(self, look: Look) -> None:
+        before = sum(self._locked.values())
+        oldest_first = sorted(look.locked.values(), key=lambda one: one.stored_ns)
+        self._locked = {
+            one.name: one.size
+            for one in oldest_first
+            if one.name not in self._unlocked and not self._is_taken(one.name)
+        }
+        self._space.found(sum(self._locked.values()))
+        self._space.give(before)
+
+    def _is_taken(self, name: str) -> bool:
+        """Say whether a page of this node has a name, or a request is about it."""
+        page = parse_page_name(name)
+        has_file = page is not None and self.has_file(PageId(*page[1:]))
+        return has_file or self._removals.is_about(name)
+
+    def _drop_locked(self, size: int) -> int:
+        """Let locked objects of so many bytes go, the oldest first, and return what they take."""
+        dropped = 0
+        while dropped < size and self._locked:
+            name = next(iter(self._locked))
+            length = self._locked.pop(name)
+            self._unlocked.add(name)
+            self._removals.add(name, length)
+            dropped += length
+        return dropped
+
     def _shed(self, limit_bytes: int) -> None:
-        """Let the oldest pages go until the rest is within the limit."""
+        """Let the oldest pages go until the rest is within the limit; locked objects go before them."""
         over = self._space.used_bytes - limit_bytes
+        over -= self._drop_locked(over)
         for page, entry in list(self.entries.items()):
             if over <= 0:
                 return

@@ -290,11 +290,18 @@ class ObjectWriter:
                 self._sent(len(page.data))
                 return page.header, len(page.data)
             found = self._store.get_start(name, HEAD_BYTES)
-            if found is not None:
-                self._health.worked("store")
-                with self._changed:
-                    self.counters.lost_races += 1
-                return self._pages.header_of(found, page.header)
+            if found is None:
+                continue
+            self._health.worked("store")
+            if self._pages.is_locked_page(found, page.header):
+                # Nobody may ever read it again. What another node puts there first is this page too.
+                self._store.remove([name])
+                self._removed(1)
+                self._table.replaced_locked(name)
+                continue
+            with self._changed:
+                self.counters.lost_races += 1
+            return self._pages.header_of(found, page.header)
         raise ObjectStoreError(StoreFailure.STRANGE, f"{name} is there and is not there")
 
     def _upload_pack(self, entries: list[ObjectEntry]) -> None:

@@ -179,7 +179,7 @@ class TableMachine(RuleBasedStateMachine):
 
     @rule(at=NODES)
     def make_room(self, at: int) -> None:
-        self.nodes[at].table.make_room()
+        self.nodes[at].table.make_room(BYTES)
 
     @precondition(lambda self: any(node.upload is None for node in self.nodes))
     @rule(at=NODES)
