@@ -3,8 +3,9 @@
 Covers what a node is made of, its name, and its life from the start to a signal. Does not cover the
 node itself (`pie.pool.node`) or nodes that `pie serve` starts as Ray actors (`pie.cluster.actors`).
 
-A second node with the name of one that answers refuses to start; where the first answers nothing, it
-is fenced by the second's larger epoch and ends as soon as it learns of it.
+A second node with the name of one that answers refuses to start, or ends before it announces itself where the
+index answers only later; where the first answers nothing, it is fenced by the second's larger epoch and ends as
+soon as it learns of it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
 import uvloop
@@ -116,7 +117,7 @@ class _Process:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, self._signalled, number)
         config = self._config
-        await self._refuse_if_up()
+        may_announce = None if await self._refuse_if_up() else self._may_announce
         node = new_node(
             self._place,
             pool=config.pool,
@@ -131,7 +132,7 @@ class _Process:
             on_drained=self._end.set,
         )
         try:
-            record = await self._start(node)
+            record = await self._start(node, may_announce)
             if record is not None:
                 self._say(
                     f"Pool node {self._place} serves at {record.address}; "
@@ -145,16 +146,20 @@ class _Process:
                 )
         finally:
             await node.close()
+        if isinstance(self._dead, StartError):
+            raise self._dead
         if self._dead is not None:
             raise StartError(f"{self._dead}: every node needs a name of its own") from self._dead
 
-    async def _start(self, node: PoolNode) -> PlaceRecord | None:
+    async def _start(
+        self, node: PoolNode, may_announce: Callable[[], Awaitable[bool]] | None = None
+    ) -> PlaceRecord | None:
         """Start the node; None where it is to end before its disks have answered.
 
         Raises:
             StartError: It cannot start.
         """
-        starting = asyncio.create_task(node.start())
+        starting = asyncio.create_task(node.start(may_announce))
         ending = asyncio.create_task(self._end.wait())
         try:
             await asyncio.wait((starting, ending), return_when=asyncio.FIRST_COMPLETED)
@@ -166,13 +171,53 @@ class _Process:
             ending.cancel()
             await asyncio.gather(starting, ending, return_exceptions=True)
 
-    async def _refuse_if_up(self) -> None:
-        """See whether another process runs a node of this name.
+    async def _refuse_if_up(self) -> bool:
+        """See whether another process runs a node of this name; say whether the index knows.
 
         Raises:
             StartError: It does.
         """
-        record = await self._known()
+        index = self._config.index
+        mirror = Mirror()
+        feed = MirrorFeed(index.url, mirror, settings=index, with_pages=False)
+        await feed.start()
+        try:
+            answers = await feed.ready(index.request_timeout_s)
+        finally:
+            await feed.close()
+        if not answers:
+            log.warning("the index does not answer: whether %s is up is not known", self._place)
+        await self._refuse_if_answers(mirror.places().get(self._place))
+        return answers
+
+    async def _may_announce(self) -> bool:
+        """Wait until the index answers; say whether no other process runs a node of this name.
+
+        One that was up before the index went away announces itself again within its time to live.
+        """
+        index = self._config.index
+        mirror = Mirror()
+        feed = MirrorFeed(index.url, mirror, settings=index, with_pages=False)
+        await feed.start()
+        try:
+            while not await feed.ready(index.request_timeout_s):
+                pass
+            await asyncio.sleep(index.ttl_s)
+        finally:
+            await feed.close()
+        try:
+            await self._refuse_if_answers(mirror.places().get(self._place))
+        except StartError as error:
+            self._died(error)
+            return False
+        return True
+
+    async def _refuse_if_answers(self, record: PlaceRecord | None) -> None:
+        """Refuse to go on where the node that the index knows by this name answers.
+
+        Raises:
+            StartError: It does.
+        """
         if record is None:
             return
         impatient = WireSettings(connect_timeout_s=_ANSWER_S)
@@ -186,19 +231,6 @@ class _Process:
         raise StartError(
             f"{self._place} is up at {record.address}: give this node another --name, or stop that one"
         )
-
-    async def _known(self) -> PlaceRecord | None:
-        """Return what the index has of this node's name."""
-        mirror = Mirror()
-        index = self._config.index
-        feed = MirrorFeed(index.url, mirror, settings=index, with_pages=False)
-        await feed.start()
-        try:
-            if not await feed.ready(index.request_timeout_s):
-                log.warning("the index does not answer: whether %s is up is not known", self._place)
-        finally:
-            await feed.close()
-        return mirror.places().get(self._place)
 
     def _died(self, error: BaseException) -> None:
         self._dead = error

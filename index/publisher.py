@@ -55,6 +55,7 @@ class Publisher:
         settings: Key prefix and limits.
         on_mode: Called with every new mode, from the event loop.
         on_fenced: Called once when a later start of this place has taken over.
+        may_announce: Waited for before anything is published; where it says no, nothing ever is.
     """
 
     def __init__(
@@ -66,12 +67,14 @@ class Publisher:
         settings: IndexSettings | None = None,
         on_mode: Callable[[IndexMode], None] | None = None,
         on_fenced: Callable[[], None] | None = None,
+        may_announce: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
         self._settings = settings if settings is not None else IndexSettings()
         self._record = record
         self._snapshot = snapshot
         self._on_mode = on_mode
         self._on_fenced = on_fenced
+        self._may_announce = may_announce
         self._remote = RemotePlace(url, record, self._settings)
         self._outbox = Outbox(self._settings.queue_entries)
         self._in_flight: list[PageEvent] = []
@@ -95,13 +98,13 @@ class Publisher:
 
     @property
     def fenced(self) -> bool:
-        """Whether a later start of this place has taken over; nothing is published any more."""
+        """Whether another start of this place counts; nothing is published any more."""
         return self._fenced
 
     async def start(self) -> None:
         """Begin publishing; returns at once, whether or not Redis answers."""
         self._loop = asyncio.get_running_loop()
-        self._task = asyncio.create_task(self._run(), name=f"publish {self._record.place}")
+        self._task = asyncio.create_task(self._publish(), name=f"publish {self._record.place}")
 
     async def flushed(self, timeout_s: float) -> bool:
         """Wait until Redis has all that was published before this call.
@@ -168,6 +171,15 @@ class Publisher:
         # The loop may be closed by now, when a place goes down in disorder.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._wake.set)
+
+    async def _publish(self) -> None:
+        """Publish as soon as that is allowed, until closed or fenced."""
+        if self._may_announce is not None:
+            self._set_mode(IndexMode.DEGRADED)
+            if not await self._may_announce():
+                self._fall_silent()
+                return
+        await self._run()
 
     async def _run(self) -> None:
         """Announce, send and show signs of life, until closed or fenced."""
@@ -271,15 +283,18 @@ class Publisher:
     def _fence(self) -> None:
         """Fall silent: a later start of this place has taken over."""
         log.error("%s is up in a later epoch; this one publishes no more", self._record.place)
-        self._fenced = True
-        self._outbox.close()
-        self._set_mode(IndexMode.DEGRADED)
-        self._tell_waiters()
+        self._fall_silent()
         if self._on_fenced is not None:
             try:
                 self._on_fenced()
             except Exception:
                 log.exception("on_fenced raised")
+
+    def _fall_silent(self) -> None:
+        self._fenced = True
+        self._outbox.close()
+        self._set_mode(IndexMode.DEGRADED)
+        self._tell_waiters()
 
     def _tell_waiters(self) -> None:
         for target, waiter in self._waiters:

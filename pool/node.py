@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from urllib.parse import quote
 
 from msgspec import structs
@@ -138,9 +138,8 @@ class PoolNode:
                 keep_bad_pages=settings.keep_bad_pages,
                 on_lost=self._changed,
             )
-            levels.append(
-                Level(self._disk, RetentionManager(new_retention(), name=f"{place} disk"))
-            )
+            manager = RetentionManager(new_retention(), name=f"{place} disk")
+            levels.append(Level(self._disk, manager))
         self._close_s = _CLOSE_S
         self._object: ObjectTier | None = None
         if settings.object_bucket:
@@ -208,10 +207,10 @@ class PoolNode:
             raise RuntimeError("the node has not started")
         return self._record
 
-    async def start(self) -> PlaceRecord:
+    async def start(self, may_announce: Callable[[], Awaitable[bool]] | None = None) -> PlaceRecord:
         """Listen, announce to the index, and return the record that was announced.
 
-        Redis may be away: the node serves, and announces itself as soon as it can.
+        Redis may be away: the node serves, and announces itself as soon as it can and `may_announce` lets it.
 
         Raises:
             AddressError: The address cannot be had.
@@ -241,6 +240,7 @@ class PoolNode:
                 lambda: asyncio.to_thread(self._held),
                 settings=self._index_settings,
                 on_fenced=self._fenced,
+                may_announce=may_announce,
                 # An announcement is made of all keys.
                 on_mode=lambda _: freed_memory.give_back(),
             )

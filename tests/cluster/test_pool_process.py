@@ -17,6 +17,7 @@ from pie.cluster.config import PieConfig, load_config
 from pie.cluster.errors import StartError
 from pie.index.feed import MirrorFeed
 from pie.index.mirror import Mirror
+from pie.index.server import EmbeddedServer
 from pie.index.settings import IndexSettings
 from pie.page.events import Epoch, PlaceId
 from pie.pool.client import PoolClient
@@ -99,6 +100,27 @@ async def test_a_second_node_of_a_name_refuses_and_the_first_serves_on(
     assert f"pie: twin is up at {address}: give this node another --name" in second.text
     assert "Traceback" not in second.text
     assert await pages.hits(client) == [True] * 4
+
+
+async def test_a_node_that_starts_while_redis_is_away_does_not_take_the_name_of_one_that_is_up(
+    own_redis_server: EmbeddedServer, tmp_path: Path, index_settings: IndexSettings
+) -> None:
+    index = index_settings.model_copy(update={"url": own_redis_server.url})
+    nodes = [PoolProcess(tmp_path, index, "here")]
+    try:
+        address = nodes[0].wait_until_up()
+        own_redis_server.kill()
+        nodes.append(PoolProcess(tmp_path, index, "here"))
+        nodes[1].wait_until_up()
+        own_redis_server.start()
+        assert nodes[1].wait() == 2
+        assert f"pie: here is up at {address}: give this node another --name" in nodes[1].text
+        assert "Traceback" not in nodes[1].text
+        nodes[0].signal(signal.SIGTERM)
+        assert nodes[0].wait() == 0
+    finally:
+        for node in nodes:
+            node.close()
 
 
 async def test_the_name_of_a_node_that_was_killed_is_free_at_once(start: Start) -> None:
