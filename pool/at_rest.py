@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol
 from pie.page.errors import BadPage, BadPageReason
 from pie.page.format import HEAD_BYTES, FileHeader, PageHeader, parse_page_name
 from pie.pool.errors import FolderInUseError
-from pie.pool.files import Files
+from pie.pool.files import Files, NotAFileError
 from pie.pool.pack_index import Came, Left, decode_records, encode_record
 from pie.pool.sealing import Sealing
 
@@ -152,10 +152,14 @@ class FolderSource:
         self._lock_handle = handle
 
     def _packed(self, index: Path) -> Iterator[PageAtRest]:
+        name = f"packs/{index.name}"
         try:
-            data = index.read_bytes()
+            data = self._files.read_at(index, 0, self._files.size(index))
         except FileNotFoundError:
             return  # Compacted this very moment.
+        except NotAFileError as error:
+            yield PageAtRest(name, 0, 0, 0, None, None, str(error))
+            return
         records, is_whole = decode_records(data, self._sealing.secret)
         pages: dict[int, Came] = {}
         for record in records:
@@ -170,7 +174,6 @@ class FolderSource:
         if not is_whole:
             problem = "some of its records are damaged, or were written with another secret"
             stat = index.stat()
-            name = f"packs/{index.name}"
             yield PageAtRest(name, 0, stat.st_size, stat.st_mtime_ns, None, None, problem)
 
     def _file(self, path: Path) -> PageAtRest | None:
@@ -202,6 +205,7 @@ class TarSource:
         self.name = str(path)
         self._sealing = sealing
         try:
+            Files().size(path)  # A pipe would never end.
             self._tar = tarfile.open(path)  # noqa: SIM115 - `close` closes it
         except tarfile.TarError as error:
             raise OSError(f"{path} is not a tar file: {error}") from error

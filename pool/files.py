@@ -3,7 +3,8 @@
 Covers what is done to one file or folder. Does not cover which (`pie.pool.folder`,
 `pie.pool.packs`) or what a failure means (`pie.pool.folder`). Tests put faults here.
 
-Every method may wait for the disk and may raise `OSError`.
+Every method may wait for the disk and may raise `OSError`, which is a `NotAFileError` where something else has the
+name of a file that is to be read or written. Nothing waits for what is at a pipe's other end.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import errno
 import mmap
 import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,6 +27,15 @@ _UNREADABLE = {errno.EFAULT, getattr(errno, "EHWPOISON", 133)}
 """What filling a map says where a read would say `EIO`. Others, such as too little memory, are not the
 disk's fault."""
 _MOST_PIECES = 512
+_NO_FILE = {errno.EISDIR, errno.ELOOP, errno.ENXIO}
+"""What opening says of a folder, a link to itself, and a pipe or socket that nobody reads."""
+
+
+class NotAFileError(OSError):
+    """Something else than a file has a file's name; the disk is well."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(errno.EINVAL, "is not a regular file", str(path))
 
 
 class Files:
@@ -43,7 +54,7 @@ class Files:
 
     def write_at(self, path: Path, offset: int, chunks: Sequence[Buffer], *, sync: bool) -> None:
         """Write in a file that is there or not, from `offset` on."""
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        handle = _opened(path, os.O_WRONLY | os.O_CREAT)
         try:
             _write_all(handle, chunks, offset)
             if sync:
@@ -53,8 +64,7 @@ class Files:
 
     def append(self, path: Path, record: bytes, *, create: bool, sync: bool) -> None:
         """Write at a file's end; whole records of several threads do not mix."""
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        handle = os.open(path, flags, 0o600)
+        handle = _opened(path, os.O_WRONLY | os.O_APPEND | (os.O_CREAT if create else 0))
         try:
             if os.write(handle, record) != len(record):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
@@ -69,7 +79,7 @@ class Files:
         The map outlives the file's name. It is filled here because an error of the disk, which is
         an exception here, is a signal that ends the process where a map is read.
         """
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        handle = _opened(path, os.O_RDONLY)
         try:
             size = os.fstat(handle).st_size
             if not size:
@@ -88,16 +98,24 @@ class Files:
 
     def read_at(self, path: Path, offset: int, size: int) -> bytes:
         """Return a copy of at most `size` bytes of a file; less where it ends before."""
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        handle = _opened(path, os.O_RDONLY)
         try:
             return _read_all(handle, offset, size)
+        finally:
+            os.close(handle)
+
+    def size(self, path: Path) -> int:
+        """Return a file's length."""
+        handle = _opened(path, os.O_RDONLY)
+        try:
+            return os.fstat(handle).st_size
         finally:
             os.close(handle)
 
     def will_need(self, path: Path) -> None:
         """Let the system begin to read a file; one that is not there is no error."""
         with contextlib.suppress(OSError):
-            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            handle = _opened(path, os.O_RDONLY)
             try:
                 os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_WILLNEED)
             finally:
@@ -134,7 +152,7 @@ class Files:
     def sync(self, path: Path) -> None:
         """Wait until a file or folder is on the disk; one that is gone is no error."""
         try:
-            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError:
             return
         try:
@@ -149,6 +167,11 @@ class Files:
         except FileNotFoundError:
             return 0
 
+    def allocated_below(self, path: Path) -> int:
+        """Return the physical bytes that a file takes, or a folder and all in it; 0 where it is not there."""
+        inside = path.iterdir() if path.is_dir() and not path.is_symlink() else ()
+        return self.allocated(path) + sum(map(self.allocated_below, inside))
+
     def block_bytes(self, path: Path) -> int:
         """Return the unit in which the file system of `path` hands out bytes."""
         return max(os.statvfs(path).f_frsize, _BLOCK_BYTES)
@@ -157,6 +180,20 @@ class Files:
         """Return the bytes that the file system of `path` has left for us."""
         left = os.statvfs(path)
         return left.f_bavail * left.f_frsize
+
+
+def _opened(path: Path, flags: int) -> int:
+    """Open a file, and nothing else."""
+    try:
+        handle = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+    except OSError as error:
+        if error.errno in _NO_FILE:
+            raise NotAFileError(path) from error
+        raise
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise NotAFileError(path)
+    return handle
 
 
 def _write_all(handle: int, chunks: Sequence[Buffer], offset: int) -> None:

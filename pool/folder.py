@@ -35,7 +35,7 @@ from pie.page.format import (
 from pie.page.key import KEY_BYTES
 from pie.pool.directories import Directories
 from pie.pool.errors import FolderInUseError
-from pie.pool.files import Files
+from pie.pool.files import Files, NotAFileError
 from pie.pool.health import Health
 from pie.pool.pack_index import CameColumns, PackList
 from pie.pool.packs import Pack, Packs, Slot
@@ -306,9 +306,12 @@ class Folder:
             return
 
     def _read(self, header: PageHeader, home: Home) -> memoryview:
-        if home.slot is None:
-            return self._files.read(self._path(header))
-        return memoryview(self.packs.read(home.slot))
+        try:
+            if home.slot is None:
+                return self._files.read(self._path(header))
+            return memoryview(self.packs.read(home.slot))
+        except NotAFileError as error:
+            raise BadPage(BadPageReason.NOT_A_PAGE, str(error)) from error
 
     def _path(self, header: PageHeader) -> Path:
         return self.path / page_name(header.model_root, header.key, header.part)
@@ -372,6 +375,9 @@ class Folder:
         try:
             stat = path.lstat()
             head = self._files.read_at(path, 0, HEAD_BYTES)
+        except NotAFileError:
+            self._found_bad(path, self._files.allocated_below(path), BadPageReason.NOT_A_PAGE)
+            return None
         except OSError as error:
             self.health.failed(error, "load")
             return None

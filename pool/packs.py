@@ -12,6 +12,7 @@ the list, which is written after the page: bytes without a record are dead.
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import threading
 import time
@@ -23,7 +24,7 @@ from typing_extensions import Buffer
 
 from pie.page.format import PageHeader
 from pie.page.key import PageKey
-from pie.pool.files import Files
+from pie.pool.files import Files, NotAFileError
 from pie.pool.pack_index import (
     LEFT_BYTES,
     Came,
@@ -35,9 +36,13 @@ from pie.pool.pack_index import (
 )
 from pie.pool.space import Claim, Space
 
+log = logging.getLogger("pie.pool.disk")
+
 PACK_BYTES = 4 << 20
 """A pack of this size takes no more pages: half of it is copied in 2 ms when it is compacted."""
 
+_LAST = 10**10 - 1
+"""Names have ten digits."""
 _NAME = re.compile(r"(?P<number>\d{10})\.(?P<kind>pack|list)")
 
 
@@ -108,7 +113,10 @@ class Packs:
         self._on_error = on_error
         self._open: Pack | None = None
         self._packs: dict[int, Pack] = {}
-        self._next = 1
+        self._last = 0
+        """Number of the pack that was made last."""
+        self._strays: set[int] = set()
+        """Numbers of what has a pack's name and is none."""
         self._lock = threading.Lock()
 
     def paths(self, pack: Pack) -> tuple[Path, Path]:
@@ -229,7 +237,8 @@ class Packs:
     def scan(self) -> Iterator[tuple[Pack, PackList]]:
         """Take over the packs that an earlier process left, and return what is in each.
 
-        One whose list is not whole has orphans or torn pages.
+        One whose list is not whole has orphans or torn pages. What has a pack's name and is none goes, where
+        the disk lets it go; that and whatever else lies there is counted as taken.
 
         Raises:
             OSError: The folder cannot be read.
@@ -239,7 +248,9 @@ class Packs:
             match = _NAME.fullmatch(path.name)
             if match is not None:
                 numbers.add(int(match["number"]))
-        self._next = max(numbers, default=0) + 1
+            else:
+                self._space.found(self._files.allocated_below(path))
+        self._last = max(numbers, default=0)
         for number in sorted(numbers):
             pack = Pack(number)
             yield pack, self._scan_pack(pack)
@@ -263,10 +274,16 @@ class Packs:
         """Return the pack that takes the next page; the caller holds the lock."""
         pack = self._open
         if pack is None or (pack.end and pack.end + length > self._pack_bytes):
-            pack = self._open = Pack(self._next)
+            pack = self._open = Pack(self._new_number())
             self._packs[pack.number] = pack
-            self._next += 1
         return pack
+
+    def _new_number(self) -> int:
+        """Return a number that no other pack has."""
+        while True:
+            self._last = self._last % _LAST + 1
+            if self._last not in self._packs and self._last not in self._strays:
+                return self._last
 
     def _free(self, slot: Slot) -> None:
         slot.pack.live_bytes -= slot.length
@@ -296,16 +313,21 @@ class Packs:
     def _scan_pack(self, pack: Pack) -> PackList:
         data, index = self.paths(pack)
         try:
-            size = data.stat().st_size
+            size = self._files.size(data)
             listed = decode_list(self._read_whole(index), self._secret)
         except FileNotFoundError:
             size, listed = 0, decode_list(b"")._replace(is_whole=False)
+        except NotAFileError as error:
+            log.warning("a pack is left out: %s", error)
+            self._found_stray(pack)
+            return decode_list(b"")._replace(is_whole=False)
         listed = listed.within(size)
         pages = len(listed.columns) + len(listed.others)
         if not pages:
             with contextlib.suppress(OSError):  # On a disk that is read-only it stays as it is.
                 self._files.unlink(data)
                 self._files.unlink(index)
+            self._found_stray(pack)
             return listed
         # What lies behind the last page was being written when the process ended.
         pack.end = listed.end
@@ -322,11 +344,16 @@ class Packs:
             self._open = pack
         return listed
 
+    def _found_stray(self, pack: Pack) -> None:
+        """Count what has the name of a pack and is none, as far as it is there."""
+        self._strays.add(pack.number)
+        self._space.found(sum(map(self._files.allocated_below, self.paths(pack))))
+
     def _records(self, data: Buffer) -> tuple[list[Came | Left], bool]:
         return decode_records(bytes(data), self._secret)
 
     def _read_whole(self, path: Path) -> bytes:
-        return self._files.read_at(path, 0, path.stat().st_size)
+        return self._files.read_at(path, 0, self._files.size(path))
 
     def _blocks(self, size: int) -> int:
         return -(-size // self._block_bytes) * self._block_bytes

@@ -1,5 +1,6 @@
 """Damage on disk is a counted miss and never a wrong page."""
 
+import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from pie.page.events import Part
 from pie.page.format import HEAD_BYTES, encode_page, page_name
 from pie.page.key import RootKey
 from pie.page.lookup import LookupStatus
+from pie.pool.at_rest import FolderSource, TarSource
 from pie.pool.conformance import put, read, sample_page
 from pie.pool.disk import DiskTier
 from pie.pool.sealing import Sealing
@@ -256,3 +258,90 @@ def test_orphans_of_a_process_that_ended_are_swept(open_tier: Open, tmp_path: Pa
     assert files_below(tmp_path) == []
     assert not (tmp_path / name).parent.exists()
     assert tier.used_bytes == before
+
+
+@pytest.mark.parametrize("number", ["0000000000", "9999999999", "99999999999"])
+@pytest.mark.parametrize("kind", ["pack", "list"])
+def test_a_stray_file_among_packs_hides_no_page_and_is_counted(
+    open_tier: Open, tmp_path: Path, number: str, kind: str
+) -> None:
+    open_tier()
+    stray = tmp_path / "packs" / f"{number}.{kind}"
+    stray.write_bytes(bytes(100_000))
+    for turn in range(3):
+        tier = open_tier()
+        fill(tier, 40, SMALL, first=40 * turn)
+        assert len(pages_of(tier)) == 40 * (turn + 1)
+        assert tier.used_bytes >= disk_usage(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "make"),
+    [
+        ("list", Path.mkdir),
+        ("list", os.mkfifo),
+        ("list", lambda path: path.symlink_to(path)),
+        ("pack", os.mkfifo),
+    ],
+)
+def test_what_is_no_file_in_place_of_a_pack_costs_that_pack_alone(
+    tmp_path: Path, kind: str, make: Callable[[Path], object]
+) -> None:
+    def opened() -> DiskTier:
+        tier = DiskTier([tmp_path], 1 << 20)  # Of which a pack takes a sixteenth.
+        tier.open()
+        return tier
+
+    tier = opened()
+    fill(tier, 40, SMALL)
+    assert len(pages_of(tier)) == 40
+    tier.close()
+    path = tmp_path / "packs" / f"0000000002.{kind}"
+    path.unlink()
+    make(path)
+    tier = opened()
+    left = len(pages_of(tier))
+    assert 20 < left < 35
+    assert tier.used_bytes >= disk_usage(tmp_path)
+    fill(tier, 40, SMALL, first=40)
+    tier.close()
+    tier = opened()
+    assert len(pages_of(tier)) == left + 40
+    assert tier.folder_states()["ok"] == 1
+    tier.check()
+    tier.close()
+    listed = list(FolderSource(tmp_path, Sealing()).pages())
+    assert sum(page.header is not None for page in listed) >= 40
+
+
+@pytest.mark.parametrize(
+    ("make", "is_restarted"),
+    [
+        (os.mkfifo, False),
+        (lambda path: path.symlink_to(path), False),
+        (os.mkfifo, True),
+        (lambda path: path.symlink_to(path), True),
+        (Path.mkdir, True),
+    ],
+)
+def test_what_is_no_file_in_place_of_a_page_is_a_bad_page(
+    open_tier: Open, tmp_path: Path, make: Callable[[Path], object], is_restarted: bool
+) -> None:
+    tier = open_tier()
+    assert put(tier, HEADER, PAYLOAD)
+    path = where(tier, PAGE)[0]
+    path.unlink()
+    make(path)
+    listed = list(FolderSource(tmp_path, Sealing()).pages())
+    assert [page.header for page in listed] == [None]
+    if is_restarted:
+        tier = open_tier()
+    assert read(tier, PAGE) is LookupStatus.MISS
+    assert tier.bad_by_reason["not_a_page"] == 1
+    assert tier.folder_states()["ok"] == 1
+
+
+def test_a_pipe_with_the_name_of_a_tar_file_is_none(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pages.tar")
+    with pytest.raises(OSError, match="not a regular file"):
+        TarSource(tmp_path / "pages.tar", Sealing())
