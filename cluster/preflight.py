@@ -21,6 +21,7 @@ import psutil
 from pie.cluster.config import PieConfig, masked
 from pie.cluster.encryption import encryption_keys
 from pie.cluster.errors import ConfigError
+from pie.cluster.secret import FILE_NAME
 from pie.cluster.settings import ClusterSettings
 from pie.index.lease import Lease
 from pie.index.settings import IndexSettings
@@ -213,6 +214,8 @@ def _node_folders(pool: PoolSettings) -> Iterator[str]:
 
 
 def _node_address(config: PieConfig) -> Iterator[str]:
+    if config.pool.name == FILE_NAME:
+        yield f"pool.name: {FILE_NAME} is the name of the secret beside the nodes' folders: give another"
     try:
         check_listen_address(config.pool.listen)
     except AddressError as error:

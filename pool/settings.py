@@ -72,9 +72,10 @@ class PoolSettings(BaseModel):
     )
     name: str = Field(
         default="",
-        pattern=r"^[A-Za-z0-9_.-]{0,64}$",
-        description="Name of the node that `pie pool` runs, the same at each of its starts; empty "
-        "takes `pool-` and the name of the host.",
+        max_length=64,
+        pattern=r"^([A-Za-z0-9_-]+([.][A-Za-z0-9_-]+)*)?$",
+        description="Name of the node that `pie pool` runs, the same at each of its starts: letters, "
+        "digits, `-`, `_`, and dots between them; empty takes `pool-` and the name of the host.",
     )
     listen: str = Field(
         default="tcp://127.0.0.1:0",

@@ -157,6 +157,9 @@ async def test_a_node_that_answered_nothing_is_fenced_by_the_next_one_of_its_nam
         ({}, "cluster.secret_file is not set"),
         ({}, "index.url is not set"),
         ({"PIE_POOL__NAME": "a/b"}, "pool.name"),
+        ({"PIE_POOL__NAME": ".."}, "pool.name"),
+        ({"PIE_POOL__NAME": ".lock"}, "pool.name"),
+        ({"PIE_POOL__NAME": "cluster.secret"}, "pool.name"),
     ],
 )
 def test_what_keeps_a_node_from_starting_is_said_in_a_sentence(
