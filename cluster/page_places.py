@@ -86,6 +86,8 @@ def named(where: str | None, config: PieConfig) -> list[Place]:
     Raises:
         PagesError: There is no such place.
     """
+    if where == "":
+        raise PagesError("an empty name is neither a place nor a folder or tar file")
     if where is not None and is_bucket(where):
         return [_bucket(where, config)]
     known = places(config)
@@ -123,6 +125,8 @@ def one(where: str, config: PieConfig) -> Place:
     if len(found) != 1:
         names = ", ".join(place.name for place in found)
         raise PagesError(f"{where} has several places: name one of {names}")
+    if any(folder.is_file() for folder in found[0].folders):
+        raise PagesError(f"{where} is a file: name a node's folder or a bucket")
     return found[0]
 
 

@@ -16,7 +16,7 @@ from pie.cluster.errors import NotRunningError
 from pie.cluster.page_places import PagesError, index_url, wire_secret
 from pie.index.errors import IndexUnavailableError
 from pie.index.lookup import DirectLookup
-from pie.page.events import Part
+from pie.page.events import Part, PlaceKind
 from pie.page.key import KEY_BYTES, PageKey
 from pie.pool.links import NodeLinks
 from pie.pool.page_orders import PageOrders
@@ -33,6 +33,8 @@ def remove_running(
 ) -> Counter[PageChange]:
     """Have all pool nodes remove pages, all parts; return what became of how many.
 
+    A node that is silent may have any of them: none is known to be gone then.
+
     Raises:
         PagesError: What was named is no key.
         NotRunningError: No index answers, or it knows no pool node.
@@ -43,11 +45,13 @@ def remove_running(
         raise NotRunningError("no index of a running cluster is known: index.url names it")
     lookup = DirectLookup(url, settings=config.index)
     try:
-        return asyncio.run(_remove(keys, lookup, wire_secret(config, secret_file)))
+        became = asyncio.run(_remove(keys, lookup, wire_secret(config, secret_file)))
+        is_any_silent = any(one.kind is PlaceKind.POOL for one in lookup.silent().values())
     except IndexUnavailableError as error:
         raise NotRunningError(f"the index does not answer: {error}") from error
     finally:
         lookup.close()
+    return Counter({PageChange.FAILED: len(keys)}) if is_any_silent else became
 
 
 async def _remove(

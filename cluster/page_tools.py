@@ -91,7 +91,7 @@ def selected(found: Iterable[Found], beginnings: Sequence[str]) -> list[Found]:
     for digits in beginnings:
         try:
             good = _LEAST_DIGITS <= len(digits) <= 2 * KEY_BYTES
-            bytes.fromhex(digits + digits[-1] * (len(digits) % 2))
+            bytes.fromhex(digits + digits[-1:] * (len(digits) % 2))
         except ValueError:
             good = False
         if not good:
@@ -138,8 +138,13 @@ def export(found: Iterable[Found], target: Path) -> tuple[int, list[tuple[str, s
         How many were copied, and the names of bad ones with what is wrong.
 
     Raises:
-        PagesError: The target is there already (a tar file) or cannot be written.
+        PagesError: The target is there already (a tar file), is in a node's folder or cannot be written.
     """
+    for folder in (target, *target.absolute().parents):
+        if (folder / ".lock").exists() and (folder / "packs").is_dir():
+            raise PagesError(
+                f"{folder} is a node's folder: export to another, or `pie pages import`"
+            )
     is_tar = target.suffix == ".tar"
     if is_tar and target.exists():
         raise PagesError(f"{target} is there already")
@@ -328,8 +333,16 @@ def _write(
     path = folder / name
     if path.exists():
         return False
-    path.parent.mkdir(parents=True, exist_ok=True)
+    missing = [each for each in path.parents if not each.exists()]
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    temporary.write_bytes(data)
-    temporary.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(data)
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+            for each in missing:
+                each.rmdir()
+        raise
     return True

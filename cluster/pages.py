@@ -140,6 +140,8 @@ def export_command(
     with sentences():
         from pie.cluster import page_places, page_tools  # noqa: PLC0415
 
+        if not target:
+            raise page_places.PagesError("an empty name is neither a folder nor a tar file")
         if page_places.is_bucket(target):
             raise page_places.PagesError(
                 "export writes a folder or a tar file; to put pages into a bucket use `pie pages import "

@@ -7,7 +7,7 @@ Covers answers that are exact at the moment of the question, and hints for a sma
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
 from pie.index.client import is_strange, make_client, raise_others, translated
@@ -15,7 +15,7 @@ from pie.index.contract import IndexMode, PlaceRecord
 from pie.index.errors import IndexUnavailableError
 from pie.index.mirror import tier_counts
 from pie.index.names import PlaceKeys, places_key
-from pie.index.reading import Announcement, parse_announcement, parse_masks
+from pie.index.reading import Announcement, parse_announcement, parse_masks, parse_record
 from pie.index.runs import MaskRun
 from pie.index.settings import IndexSettings
 from pie.page.events import PartMask, PlaceId, Tier
@@ -50,6 +50,23 @@ class DirectLookup:
     def places(self) -> Mapping[PlaceId, PlaceRecord]:
         """Return the places that are alive."""
         return {place: found.record for place, found in self._announcements().items()}
+
+    def silent(self) -> Mapping[PlaceId, PlaceRecord]:
+        """Return the places that are not heard of and have not withdrawn: halted, killed or cut off.
+
+        They are known for as long as Redis keeps what they have announced.
+        """
+        names = PlaceKeys(self._settings.key_prefix, PlaceId("*")).record
+        before, _, behind = names.partition("*")
+        with translated():
+            found = list(self._client.scan_iter(names, count=_SCAN_PAGES))
+        keys = (name.decode(errors="replace") for name in found)
+        places = sorted(PlaceId(key[len(before) : -len(behind)]) for key in keys)
+        return {
+            place: said.record
+            for place, fields, alive in self._ask(places)
+            if alive is None and isinstance(said := parse_record(fields), Announcement)
+        }
 
     def matches(self, keys: Sequence[PageKey]) -> Mapping[PlaceId, Sequence[PartMask]]:
         """See `IndexReader.matches`."""
@@ -106,7 +123,17 @@ class DirectLookup:
             members = cast(
                 "set[bytes]", self._client.smembers(places_key(self._settings.key_prefix))
             )
-            places = sorted(PlaceId(name.decode(errors="replace")) for name in members)
+        places = sorted(PlaceId(name.decode(errors="replace")) for name in members)
+        said = {
+            place: parse_announcement(fields, alive) for place, fields, alive in self._ask(places)
+        }
+        return {place: found for place, found in said.items() if isinstance(found, Announcement)}
+
+    def _ask(
+        self, places: Sequence[PlaceId]
+    ) -> Iterator[tuple[PlaceId, Sequence[bytes | None], bytes | None]]:
+        """Return the record's fields of places, and the epoch that was heard of last."""
+        with translated():
             with self._client.pipeline(transaction=False) as pipe:
                 for place in places:
                     keys = PlaceKeys(self._settings.key_prefix, place)
@@ -114,12 +141,9 @@ class DirectLookup:
                     pipe.get(keys.alive)
                 answers = pipe.execute(raise_on_error=False)
             raise_others(answers)
-        said = {
-            place: parse_announcement(fields, alive)
-            for place, fields, alive in zip(places, answers[::2], answers[1::2], strict=True)
-            if not is_strange(fields) and not is_strange(alive)
-        }
-        return {place: found for place, found in said.items() if isinstance(found, Announcement)}
+        for place, fields, alive in zip(places, answers[::2], answers[1::2], strict=True):
+            if not is_strange(fields) and not is_strange(alive):
+                yield place, fields, alive
 
     def _run(
         self, place: PlaceId, said: Announcement, keys: Sequence[PageKey]

@@ -89,10 +89,11 @@ def parse_announcement(
         return Announced.COMING
     if alive != epoch:
         return Announced.WITHDRAWN
-    return _parse_record(fields)
+    return parse_record(fields)
 
 
-def _parse_record(fields: Sequence[bytes | None]) -> Announcement | Announced:
+def parse_record(fields: Sequence[bytes | None]) -> Announcement | Announced:
+    """Return what a place has announced, whether or not it was heard of since."""
     epoch, record, generation, seq = fields
     if record is None or generation is None or seq is None:
         return Announced.NOTHING
@@ -171,7 +172,7 @@ class PlaceReader:
     async def _announcement(self, keys: PlaceKeys) -> Announcement | None:
         async with asking(self._limit_s):
             fields = await self._client.hmget(keys.record, list(Announcement.FIELDS))
-        said = _parse_record([f if isinstance(f, bytes) else None for f in fields])
+        said = parse_record([f if isinstance(f, bytes) else None for f in fields])
         return said if isinstance(said, Announcement) else None
 
     async def _check_stream(self, keys: PlaceKeys) -> None:

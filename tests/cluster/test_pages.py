@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import redis
 from typer.testing import CliRunner, Result
 
 from pie.cluster.cli import app
@@ -18,6 +19,7 @@ from pie.cluster.secret import FILE_NAME, kept_secret
 from pie.index.contract import PlaceRecord
 from pie.index.feed import MirrorFeed
 from pie.index.mirror import Mirror
+from pie.index.names import PlaceKeys
 from pie.index.publisher import Publisher
 from pie.index.settings import IndexSettings
 from pie.page.events import Epoch, PlaceId, PlaceKind, Tier
@@ -428,6 +430,19 @@ async def test_rm_running_tells_the_nodes_of_a_running_cluster(
         assert done.exit_code == 0, done.stderr
         assert done.stdout.strip() == "1 removed, 1 held by no node"
         assert await pages.hits(client) == [False, True]
+        # A node that is not heard of, and has not withdrawn.
+        record = PlaceRecord(PlaceId("pool-1"), Epoch(1), PlaceKind.POOL, "tcp://127.0.0.1:1")
+        publisher = Publisher(index_settings.url, record, list, settings=index_settings)
+        await publisher.start()
+        assert await publisher.flushed(10.0)
+        with redis.Redis.from_url(index_settings.url) as server:
+            server.delete(PlaceKeys(index_settings.key_prefix, record.place).alive)
+            silent = await asyncio.to_thread(
+                lambda: pie("rm", "--running", "--yes", keys[0], "0" * 64, **index)
+            )
+        await publisher.close()
+        assert silent.exit_code == 1
+        assert silent.stdout.strip() == "2 maybe still there: a node did not answer"
         short = await asyncio.to_thread(
             lambda: pie("rm", "--running", "--yes", keys[1][:8], **index)
         )
