@@ -48,6 +48,8 @@ class BucketSource:
         self._sealing = sealing
         self._pages = ObjectPages(sealing)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="pie-bucket")
+        self._left: dict[str, set[int]] = {}
+        """Where in packs pages lay that have left, as lists say."""
         self._pack: tuple[str, bytes] = ("", b"")
         """The pack that was read last: its pages are asked for one after another."""
 
@@ -55,8 +57,8 @@ class BucketSource:
         """List the pages, those in packs first; one that a list tells of costs no request."""
         try:
             found = list(self._store.found())
-            yield from self._packed([one for one in found if tail_bytes(one.name) is not None])
             told, damaged = self._told([one for one in found if is_list(one.name)])
+            yield from self._packed([one for one in found if tail_bytes(one.name) is not None])
             files = [one for one in found if parse_page_name(one.name) is not None]
             if not files and not any(tail_bytes(one.name) is not None for one in found):
                 self._refuse_if_above(found)
@@ -113,8 +115,11 @@ class BucketSource:
             return self._store.get(one.name, max(0, one.size - size), size)
 
         for one, data in self._fetched(packs, tail):
-            came, is_whole = self._pages.read_list(data)
+            came, _, is_whole = self._pages.read_list(data)
+            left = self._left.get(one.name, ())
             for each in came:
+                if each.offset in left:
+                    continue
                 where = f"{one.name}@{each.offset}"
                 yield PageAtRest(
                     where, each.offset, each.length, each.stored_ns, each.header, each.key_id
@@ -127,7 +132,9 @@ class BucketSource:
         told: dict[str, Came] = {}
         damaged = []
         for one, data in self._fetched(lists, lambda one: self._store.get(one.name)):
-            came, is_whole = self._pages.read_list(data)
+            came, left, is_whole = self._pages.read_list(data)
+            for gone in left:
+                self._left.setdefault(gone.pack, set()).add(gone.offset)
             for each in came:
                 header = each.header
                 told[page_name(header.model_root, header.key, header.part)] = each
@@ -167,7 +174,8 @@ class BucketSource:
         """Write what else is in a pack into a new one."""
         data = self._get(name)
         size = tail_bytes(name) or 0
-        came, _ = self._pages.read_list(data[max(0, len(data) - size) :])
+        came = self._pages.read_list(data[max(0, len(data) - size) :]).came
+        offsets = offsets | self._left.get(name, set())
         kept = [
             SealedPage(each.header, data[each.offset : each.offset + each.length], each.key_id)
             for each in came

@@ -113,7 +113,9 @@ class ObjectTier:
         self._lists = ObjectLists(store, self._pages, clock)
         self._removals = Removals(self._space)
         packs = Packs(self._space, self._removals, _SPARE_LOOKS * look_s, clock)
-        self._table = ObjectTable(self._space, self._removals, packs, self._list, self._changed)
+        self._table = ObjectTable(
+            self._space, self._removals, packs, self._list, self._lists.add_left, self._changed
+        )
         self._is_open = False
         self._bad_at_store = 0
         self._bad_at_load = 0
@@ -306,6 +308,8 @@ class ObjectTier:
     def flush(self, limit_s: float) -> None:
         """Wait until what was stored and removed is so in the bucket too, at most so long."""
         self._settle(limit_s)
+        if self._lists.has_left and self.health.takes_stores:
+            self._write_list()
 
     def close(self) -> None:
         """Send what waits, and let the bucket go. Loans stay valid until they end."""
@@ -435,7 +439,8 @@ class ObjectTier:
                 # Who has the key can read it; what is of that name now, another node has written.
                 self._table.forget(page, entry)
             else:
-                self._table.leave(page, entry)
+                # A copy elsewhere may be good.
+                self._table.leave(page, entry, with_copies=not entry.bad)
 
     def _look(self, doing: str) -> None:
         """Make the tables equal to what is in the bucket."""
@@ -461,19 +466,25 @@ class ObjectTier:
         self._lists.add(header, length, self._pages.key_id)
 
     def _write_list(self) -> None:
+        # A look reads lists and counts them.
+        if not self._looking.acquire(timeout=self._timeout_s):
+            return
         try:
-            self._table.listed(self._lists.flush(self._space))
-        except ObjectStoreError as error:
-            self._failed(error, "store")
-
-    def _merge_lists(self) -> None:
-        before = self._lists.taken_bytes
-        try:
-            self._lists.merge(self._space, self._table.has_file)
+            self._table.listed(self._lists.flush(self._space, self._table.knows_pack))
         except ObjectStoreError as error:
             self._failed(error, "store")
         finally:
-            self._table.listed(self._lists.taken_bytes - before)
+            self._looking.release()
+
+    def _merge_lists(self) -> None:
+        with self._looking:
+            before = self._lists.taken_bytes
+            try:
+                self._lists.merge(self._space, self._table.has_file, self._table.knows_pack)
+            except ObjectStoreError as error:
+                self._failed(error, "store")
+            finally:
+                self._table.listed(self._lists.taken_bytes - before)
 
 
 def _span(entry: ObjectEntry, home: ObjectHome) -> Span:

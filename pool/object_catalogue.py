@@ -22,7 +22,7 @@ from pie.pool.object_lists import ObjectLists
 from pie.pool.object_names import is_list, tail_bytes
 from pie.pool.object_pages import ObjectPages
 from pie.pool.object_store import FoundObject, ObjectStore
-from pie.pool.pack_index import Came
+from pie.pool.pack_index import Came, Left
 from pie.pool.tier import PageId
 
 log = logging.getLogger("pie.pool.object")
@@ -53,6 +53,10 @@ class Look:
     packs: set[str] = field(default_factory=set)
     locked: dict[str, FoundObject] = field(default_factory=dict)
     """This cluster's objects that are encrypted with a key that is not here."""
+    dead_packs: list[ObjectPack] = field(default_factory=list)
+    """Those that were not known and that all pages have left."""
+    left: list[Left] = field(default_factory=list)
+    """What lists that were not read before say of pages that have left packs."""
     list_bytes: int = 0
     unread: int = 0
     """Page files whose headers the next look will read."""
@@ -100,10 +104,11 @@ class Catalogue:
             elif is_list(one.name):
                 lists[one.name] = one.size
         with ThreadPoolExecutor(self._threads, thread_name_prefix="pie-object-look") as threads:
+            told = self._read_lists(look, lists, threads)
             self._look_at_packs(look, packs, threads)
-            self._look_at_files(look, files, lists, threads)
+            self._look_at_files(look, files, told, threads)
         # Only now: what a look that failed has read is read again.
-        self._lists.seen(lists, len(look.page_files))
+        self._lists.seen(lists, len(look.page_files), look.packs, knows_pack)
         self._locked = look.locked
         look.list_bytes = self._lists.taken_bytes
         look.pages.sort(key=lambda page: page.stored_ns)
@@ -120,7 +125,7 @@ class Catalogue:
             if data is None:
                 look.packs.discard(one.name)
                 continue
-            came, is_whole = self._pages.read_list(data)
+            came, _, is_whole = self._pages.read_list(data)
             if not came:
                 self._leave_alone(one.name, "a pack whose list is not of this cluster")
                 continue
@@ -130,7 +135,11 @@ class Catalogue:
             if not is_whole:
                 log.warning("%s: a part of its list is not readable", one.name)
             pack = ObjectPack(one.name, one.size)
-            for each in came:
+            left = self._lists.left_in(one.name)
+            staying = [each for each in came if each.offset not in left]
+            if is_whole and not staying:
+                look.dead_packs.append(pack)
+            for each in staying:
                 home = ObjectHome(each.length, each.offset, pack)
                 look.pages.append(FoundPage(each.header, home, each.stored_ns))
 
@@ -138,10 +147,9 @@ class Catalogue:
         self,
         look: Look,
         files: dict[PageId, FoundObject],
-        lists: dict[str, int],
+        told: dict[PageId, Came],
         threads: ThreadPoolExecutor,
     ) -> None:
-        told = self._read_lists(lists, threads)
         found: list[tuple[FoundObject, Came]] = []
         unknown: list[FoundObject] = []
         for page, one in files.items():
@@ -166,16 +174,21 @@ class Catalogue:
         for one, header in headers:
             look.pages.append(FoundPage(header, ObjectHome(one.size), one.stored_ns))
 
-    def _read_lists(self, lists: dict[str, int], threads: ThreadPoolExecutor) -> dict[PageId, Came]:
-        """Return what lists say that were not read before."""
+    def _read_lists(
+        self, look: Look, lists: dict[str, int], threads: ThreadPoolExecutor
+    ) -> dict[PageId, Came]:
+        """Return what lists say of page files that were not read before, and take in what has left."""
         new = [name for name in lists if name not in self._lists]
         told: dict[PageId, Came] = {}
         for name, data in zip(new, threads.map(self._store.get, new), strict=True):
             if data is None:
                 del lists[name]
-            else:
-                for came in self._pages.read_list(data)[0]:
-                    told[PageId(came.header.key, came.header.part)] = came
+                continue
+            listed = self._pages.read_list(data)
+            for came in listed.came:
+                told[PageId(came.header.key, came.header.part)] = came
+            look.left.extend(listed.left)
+        self._lists.read_left(look.left)
         return told
 
     def _head(self, one: FoundObject) -> FileHeader | None:

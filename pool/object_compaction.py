@@ -73,7 +73,7 @@ class ObjectCompaction:
         tail = data[len(data) - (tail_bytes(pack.name) or 0) :]
         came = {
             (PageId(one.header.key, one.header.part), one.offset): one
-            for one in self._pages.read_list(tail)[0]
+            for one in self._pages.read_list(tail).came
         }
         alive = self._table.alive_in(pack, came)
         files = []

@@ -61,11 +61,15 @@ class ObjectEntry:
     status: LookupStatus = LookupStatus.PENDING
     """`HIT` is readable; `MISS` is on its way out, and goes with its last pin."""
     home: ObjectHome | None = None
+    copies: tuple[ObjectHome, ...] = ()
+    """Where in other packs it lies too, of those that were seen: these do not count."""
     room: memoryview | None = None
     """The payload, until it is in the bucket."""
     claim: Claim | None = None
     pins: int = 0
     is_completing: bool = False
+    has_left: bool = False
+    """Whether it was removed here: where its pack is only being written, it has left that too."""
     bad: str = ""
     """Why the page is on its way out, where it is bad."""
     scan: int = 0

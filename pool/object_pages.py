@@ -15,7 +15,7 @@ from typing_extensions import Buffer
 from pie.page.errors import BadPage, BadPageReason
 from pie.page.format import FileHeader, PageHeader
 from pie.pool.object_store import ObjectStart
-from pie.pool.pack_index import Came, decode_records, encode_record
+from pie.pool.pack_index import Came, Left, Record, decode_records, encode_record
 from pie.pool.sealing import Sealing
 from pie.pool.tier import StoredPage
 
@@ -37,6 +37,15 @@ class PackBytes(NamedTuple):
     """Of each page file, in the order in which they lie one after another."""
     tail_bytes: int
     """Of the list at the end."""
+
+
+class ObjectList(NamedTuple):
+    """What a list says."""
+
+    came: list[Came]
+    left: list[Left]
+    is_whole: bool
+    """Whether nothing else is in it."""
 
 
 class ObjectPages:
@@ -108,14 +117,16 @@ class ObjectPages:
         data = b"".join([*(file.data for file in files), tail])
         return PackBytes(data, [len(file.data) for file in files], len(tail))
 
-    def listed(self, pages: Sequence[Came]) -> bytes:
-        """Return a list of pages."""
-        return b"".join(encode_record(came, self._secret) for came in pages)
+    def listed(self, records: Sequence[Record]) -> bytes:
+        """Return a list of pages that are there, or have left packs."""
+        return b"".join(encode_record(record, self._secret) for record in records)
 
-    def read_list(self, data: bytes) -> tuple[list[Came], bool]:
-        """Return the pages in a list, and whether nothing else is in it."""
+    def read_list(self, data: bytes) -> ObjectList:
+        """Return what a list says."""
         records, is_whole = decode_records(data, self._secret)
-        return [record for record in records if isinstance(record, Came)], is_whole
+        came = [record for record in records if isinstance(record, Came)]
+        left = [record for record in records if isinstance(record, Left)]
+        return ObjectList(came, left, is_whole)
 
 
 def _is_same_page(found: PageHeader, wanted: PageHeader) -> bool:

@@ -12,12 +12,14 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
+from pie.page.events import Part
 from pie.page.format import PageHeader, parse_page_name
 from pie.page.lookup import LookupStatus
 from pie.pool.object_catalogue import FoundPage, Look
 from pie.pool.object_entry import MISSING, ObjectEntry, ObjectHome, ObjectPack
 from pie.pool.object_packs import Packs
 from pie.pool.object_removals import Removals
+from pie.pool.pack_index import Left
 from pie.pool.space import Space
 from pie.pool.tier import PageId, id_of
 
@@ -38,6 +40,7 @@ class ObjectTable:
         removals: Removals,
         packs: Packs,
         on_listed: Callable[[PageHeader, int], None],
+        on_left: Callable[[Left], None],
         on_changed: Callable[[], None],
     ) -> None:
         """Begin empty.
@@ -47,6 +50,7 @@ class ObjectTable:
             removals: Takes the names of objects that are to go.
             packs: The packs that pages lie in.
             on_listed: Told of page files that are in the bucket now, with their sizes.
+            on_left: Told of pages that have left packs which stay.
             on_changed: Called when pages have gone by themselves.
         """
         self.entries: dict[PageId, ObjectEntry] = {}
@@ -59,6 +63,7 @@ class ObjectTable:
         self._removals = removals
         self._packs = packs
         self._on_listed = on_listed
+        self._on_left = on_left
         self._on_changed = on_changed
         self._left: set[PageId] = set()
         """Pages that have left since the last look began: it may have seen their objects still."""
@@ -100,6 +105,7 @@ class ObjectTable:
                 if self.wants(entry):
                     self._put(Placed(entry, home))
             self._packs.settle(pack)
+            self._tell_unwanted(placed)
             self.has_doomed |= self._packs.has_half_dead
 
     def moved(self, old: ObjectPack, new: ObjectPack, placed: Sequence[Placed]) -> None:
@@ -115,6 +121,7 @@ class ObjectTable:
                 else:
                     self._settle_copies(Placed(entry, home))
             self._packs.settle(new)
+            self._tell_unwanted(placed)
 
     def dropped(self, entry: ObjectEntry) -> None:
         """Take in that a page that only memory held is not kept."""
@@ -129,8 +136,12 @@ class ObjectTable:
         if was_readable:
             self._on_changed()
 
-    def leave(self, page: PageId, entry: ObjectEntry) -> None:
-        """Let a page go, and its bytes in the bucket; the caller holds the lock."""
+    def leave(self, page: PageId, entry: ObjectEntry, *, with_copies: bool = True) -> None:
+        """Let a page go, and its bytes in the bucket; the caller holds the lock.
+
+        Without its copies it is found again where another pack has it too.
+        """
+        entry.has_left = True
         home = self._let_go(page, entry)
         self._left.add(page)
         if home is None:
@@ -141,6 +152,10 @@ class ObjectTable:
         else:
             self._packs.leave(home)
             self.has_doomed |= self._packs.has_half_dead
+        if home is not None:
+            self._tell_left(entry, home)
+        for copy in entry.copies if with_copies else ():
+            self._tell_left(entry, copy)
 
     def forget(self, page: PageId, entry: ObjectEntry) -> None:
         """Let a page go whose object is gone or somebody else's; the caller holds the lock.
@@ -214,8 +229,12 @@ class ObjectTable:
         """
         with self.lock:
             # First, so that a page that another node has moved is taken on where it lies now.
-            gone = self._forget_gone(look)
+            gone = self._forget_gone(look) + self._forget_left(look.left)
             came = self._adopt(look.pages)
+            for pack in look.dead_packs:
+                self._space.found(pack.size)
+                self._packs.came(pack, self.scan)
+                self._packs.settle(pack)
             self._space.found(look.list_bytes)
             self._space.give(self._list_bytes)
             self._list_bytes = look.list_bytes
@@ -254,9 +273,44 @@ class ObjectTable:
         loser = old.pack if moves else new.pack
         assert loser is not None, "an object of its own sorts before all packs"
         loser.has_spares = True
+        entry.copies = (*(one for one in entry.copies if not _is_gone(one)), old if moves else new)
         if moves:
             self._put(placed)
             self._packs.leave(old)
+
+    def _tell_unwanted(self, placed: Iterable[Placed]) -> None:
+        """Tell that pages have left a new pack which they were not wanted in any more."""
+        for entry, home in placed:
+            if entry.has_left:
+                self._tell_left(entry, home)
+
+    def _tell_left(self, entry: ObjectEntry, home: ObjectHome) -> None:
+        """Tell that a page has left a pack, where that pack stays."""
+        if home.pack is not None and not home.pack.is_leaving:
+            self._on_left(Left(home.start, entry.header.key, home.pack.name))
+
+    def _forget_left(self, left: Iterable[Left]) -> int:
+        """Let go of pages that another node has removed from the packs in which they count here."""
+        gone = 0
+        for one in left:
+            for part in Part:
+                page = PageId(one.key, part)
+                entry = self.entries.get(page)
+                if entry is None or entry.status is not LookupStatus.HIT:
+                    continue
+                home = entry.home
+                if home is None or home.pack is None or home.start != one.offset:
+                    continue
+                if home.pack.name != one.pack:
+                    continue
+                gone += 1
+                if entry.pins:  # The last one takes it away, from this pack alone.
+                    entry.status, entry.copies = LookupStatus.MISS, ()
+                    continue
+                self._let_go(page, entry)
+                self._left.add(page)
+                self._packs.leave(home)
+        return gone
 
     def _let_go(self, page: PageId, entry: ObjectEntry) -> ObjectHome | None:
         entry.status = LookupStatus.MISS
@@ -372,6 +426,10 @@ class ObjectTable:
             if entry.status is LookupStatus.HIT and entry.home is not None and not entry.pins:
                 over -= entry.home.length
                 self.leave(page, entry)
+
+
+def _is_gone(home: ObjectHome) -> bool:
+    return home.pack is None or home.pack.is_leaving
 
 
 def _differ(known: ObjectHome, found: ObjectHome) -> bool:

@@ -47,6 +47,8 @@ class Left(msgspec.Struct, frozen=True, tag="left", array_like=True):
 
     offset: int
     key: PageKey
+    pack: str = ""
+    """Which pack that is, where the list is not of one pack alone."""
 
 
 Record = Came | Left

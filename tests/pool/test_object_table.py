@@ -24,6 +24,7 @@ from pie.pool.object_names import earlier_pack_name, pack_name
 from pie.pool.object_packs import Packs
 from pie.pool.object_removals import Removals
 from pie.pool.object_table import ObjectTable, Placed
+from pie.pool.pack_index import Left
 from pie.pool.space import Space
 from pie.pool.tier import id_of
 
@@ -62,9 +63,18 @@ class Node:
     def __init__(self, now: list[float]) -> None:
         self.space = Space(BUDGET_BYTES)
         self.removals = Removals(self.space)
+        self.waiting: list[Left] = []
+        """What this node has still to tell of pages that have left packs."""
+        self.read = 0
+        """How much of what nodes have told it has read."""
         packs = Packs(self.space, self.removals, SPARE_S, lambda: now[0])
         self.table = ObjectTable(
-            self.space, self.removals, packs, lambda header, length: None, lambda: None
+            self.space,
+            self.removals,
+            packs,
+            lambda header, length: None,
+            self.waiting.append,
+            lambda: None,
         )
         self.upload: Upload | None = None
         self.look: Look | None = None
@@ -78,6 +88,8 @@ class TableMachine(RuleBasedStateMachine):
         self.now = [0.0]
         self.nodes = [Node(self.now) for _ in range(3)]
         self.bucket: dict[str, list[Slot]] = {}
+        self.left: list[Left] = []
+        """What lists in the bucket say."""
         self.wanted: set[int] = set()
         """Pages that were stored and that no node has ever removed.
 
@@ -139,6 +151,9 @@ class TableMachine(RuleBasedStateMachine):
             return
         node.table.begin_look()
         look = node.look = Look()
+        look.left = self.left[node.read :]
+        node.read = len(self.left)
+        left = {(one.pack, one.offset) for one in (*self.left, *node.waiting)}
         for name, slots in sorted(self.bucket.items()):
             if not name.startswith("packs/"):
                 page = id_of(header_of(slots[0].number))
@@ -149,7 +164,10 @@ class TableMachine(RuleBasedStateMachine):
             look.packs.add(name)
             if not node.table.knows_pack(name):
                 pack = ObjectPack(name, len(slots) * BYTES + LIST_BYTES)
-                for number, start in slots:
+                staying = [slot for slot in slots if (name, slot.start) not in left]
+                if not staying:
+                    look.dead_packs.append(pack)
+                for number, start in staying:
                     look.pages.append(
                         FoundPage(header_of(number), ObjectHome(BYTES, start, pack), 0)
                     )
@@ -170,6 +188,12 @@ class TableMachine(RuleBasedStateMachine):
             table.leave(page, entry)
             self.wanted.discard(number)
             self.removed.add(number)
+
+    @rule(at=NODES)
+    def tell_what_has_left(self, at: int) -> None:
+        node = self.nodes[at]
+        self.left.extend(node.waiting)
+        node.waiting.clear()
 
     @rule(at=NODES)
     def let_objects_go(self, at: int) -> None:
@@ -210,13 +234,20 @@ class TableMachine(RuleBasedStateMachine):
 
     @invariant()
     def no_page_is_lost(self) -> None:
-        here = {slot.number for slots in self.bucket.values() for slot in slots}
+        left = {(one.pack, one.offset) for one in self.left}
+        here = {
+            slot.number
+            for name, slots in self.bucket.items()
+            for slot in slots
+            if (name, slot.start) not in left
+        }
         assert here >= self.wanted
 
     def teardown(self) -> None:
         for at in range(3):
             self.learn_that_it_is_sent(at)
             self.end_the_look(at)
+            self.tell_what_has_left(at)
         for _ in range(4):
             for at in range(3):
                 self.begin_to_look(at)
