@@ -129,7 +129,7 @@ def resumes(serving: Serving) -> int:
 
 def test_a_router_that_was_killed_knows_the_hits_again(serving: Serving, client: Any) -> None:
     cold, cached = ask(client, LONG + "one")
-    assert cached == 0
+    assert cached <= 32, "only what the template puts before every conversation"
     kill(serving, "RouterActor")
     time.sleep(1)
     serving.wait_until_ready(workers=2)

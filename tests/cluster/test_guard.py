@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +16,9 @@ import psutil
 import pytest
 
 from pie.cluster.guard import MARK_VARIABLE, clean_up
+
+ANOTHER_RUN = f"another run {uuid.uuid4().hex}"
+"""Of this process alone: a test elsewhere on this machine ends what carries its own."""
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -71,7 +75,7 @@ def guarded(folder: Path) -> Iterator[Guarded]:
 @pytest.fixture
 def bystander() -> Iterator[psutil.Process]:
     """A process that carries another mark."""
-    process = subprocess.Popen(["sleep", "300"], env={**os.environ, MARK_VARIABLE: "another run"})
+    process = subprocess.Popen(["sleep", "300"], env={**os.environ, MARK_VARIABLE: ANOTHER_RUN})
     yield psutil.Process(process.pid)
     process.kill()
     process.wait()
@@ -139,9 +143,9 @@ def test_where_the_guard_does_not_clean_up_its_starter_does(
 
 
 def test_a_halted_process_is_ended_too(bystander: psutil.Process, folder: Path) -> None:
-    until(lambda: bystander.environ().get(MARK_VARIABLE) == "another run")
+    until(lambda: bystander.environ().get(MARK_VARIABLE) == ANOTHER_RUN)
     bystander.suspend()
-    clean_up("another run", folder)
+    clean_up(ANOTHER_RUN, folder)
     assert ended(bystander)
 
 
@@ -161,7 +165,14 @@ def test_a_guard_whose_starter_is_gone_takes_nobody_elses_processes(
     bystander: psutil.Process, folder: Path
 ) -> None:
     # This test's process is the parent of both, as init is of whatever lost its own.
-    command = [sys.executable, "-m", "pie.cluster.guard", "999999999", "a lost run", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "pie.cluster.guard",
+        "999999999",
+        f"a lost run {uuid.uuid4().hex}",
+        str(folder),
+    ]
     subprocess.run(command, stdin=subprocess.DEVNULL, timeout=30, check=True)
     assert not ended(bystander)
     assert not folder.exists()
