@@ -127,11 +127,17 @@ class Files:
 
     def rename(self, source: Path, target: Path) -> None:
         """Give a file another name, over whatever had it."""
-        source.rename(target)
+        try:
+            source.rename(target)
+        except IsADirectoryError as error:
+            raise NotAFileError(target) from error
 
     def unlink(self, path: Path) -> None:
         """Remove a file; one that is not there is no error."""
-        path.unlink(missing_ok=True)
+        try:
+            path.unlink(missing_ok=True)
+        except IsADirectoryError as error:
+            raise NotAFileError(path) from error
 
     def make_folder(self, path: Path) -> None:
         """Make a folder and those above it."""

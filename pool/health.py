@@ -15,6 +15,8 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 
+from pie.pool.files import NotAFileError
+
 log = logging.getLogger("pie.pool.disk")
 
 RETRY_S = 30.0
@@ -73,12 +75,14 @@ class Health:
         """Take in an error that came of `doing` (`store`, `load`, `remove`, `sync`, `open`).
 
         Returns whether the folder is off because of it. One that cannot be opened is off; one that
-        may not take stores `for_good` is never asked to again.
+        may not take stores `for_good` is never asked to again. What has a file's name and is none is in the way
+        of one page alone.
         """
         reason = _reason(error.errno)
         with self._lock:
             self.errors[reason] += 1
-            if reason == "scarce" or self.state is FolderState.OFF:
+            in_the_way = isinstance(error, NotAFileError) and doing != "open"
+            if reason == "scarce" or in_the_way or self.state is FolderState.OFF:
                 return False
             if doing == "load":
                 self._read_errors += 1

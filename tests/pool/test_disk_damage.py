@@ -318,6 +318,7 @@ def test_what_is_no_file_in_place_of_a_pack_costs_that_pack_alone(
     ("make", "is_restarted"),
     [
         (os.mkfifo, False),
+        (Path.mkdir, False),
         (lambda path: path.symlink_to(path), False),
         (os.mkfifo, True),
         (lambda path: path.symlink_to(path), True),
@@ -338,6 +339,8 @@ def test_what_is_no_file_in_place_of_a_page_is_a_bad_page(
         tier = open_tier()
     assert read(tier, PAGE) is LookupStatus.MISS
     assert tier.bad_by_reason["not_a_page"] == 1
+    put(tier, HEADER, PAYLOAD)  # Where a folder is, that may be in vain.
+    assert put(tier, *sample_page(2, LARGE))
     assert tier.folder_states()["ok"] == 1
 
 
