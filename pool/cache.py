@@ -297,6 +297,11 @@ class TieredCache:
             self._stack.record(at, page)
         return gone
 
+    def keep_removed(self, limit_s: float) -> None:
+        """Wait, at most so long for each tier, until pages that were removed would stay so after a restart."""
+        for tier in self._tiers:
+            tier.keep_removed(limit_s)
+
     def promote(self, page: PageId) -> bool:
         """Copy a page from a lower tier to the first; say whether it came to be there so.
 

@@ -284,6 +284,9 @@ class DiskTier:
         """Remove a page unless it is pinned or being written; say whether it is gone."""
         return self._leave(page)
 
+    def keep_removed(self, limit_s: float) -> None:
+        """Do nothing: a file is gone, and a pack's list says what left, when `remove` returns."""
+
     def discard(self, page: PageId, reason: BadPageReason) -> bool:
         """Remove a page as a bad one, because its owner finds it so; say whether it is gone."""
         return self._leave(page, reason)

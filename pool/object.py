@@ -295,6 +295,11 @@ class ObjectTier:
             self._table.leave(page, entry)
         return True
 
+    def keep_removed(self, limit_s: float) -> None:
+        """Have a list say what has left packs; objects of one page go within moments by themselves."""
+        if self._lists.has_left and self._takes_stores():
+            self._writer.wait_for(self._write_list, limit_s)
+
     def pages(self) -> Iterator[PageHeader]:
         """List the readable pages as they were at some moment of the call, the oldest first."""
         with self._table.lock:

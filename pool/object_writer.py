@@ -230,6 +230,19 @@ class ObjectWriter:
             self._threads.submit(run)
             self._under_way += 1
 
+    def wait_for(self, work: Callable[[], None], limit_s: float) -> None:
+        """Let a thread do something, and wait for its end at most so long."""
+        ended = threading.Event()
+
+        def run() -> None:
+            try:
+                work()
+            finally:
+                ended.set()
+
+        self.start(run)
+        ended.wait(limit_s)
+
     def _send_small(self) -> None:
         entries, self._small = self._small, []
         self._small_bytes = 0

@@ -17,6 +17,9 @@ from pie.pool.pinned import PinnedPages
 from pie.pool.tier import PageId
 from pie.wire.orders import PageChange, PinPages, RemovePages, UnpinPages
 
+_KEEP_REMOVED_S = 2.0
+"""How long an answer waits at most for a store to take in that pages are gone."""
+
 
 class OrderService:
     """Carries out the orders that one node gets. For one event loop.
@@ -65,6 +68,7 @@ class OrderService:
                 self._cache.remove(page)
                 is_gone = self._cache.lookup(page) is LookupStatus.MISS
                 changes.append(PageChange.DONE if is_gone else PageChange.IN_USE)
+        self._cache.keep_removed(_KEEP_REMOVED_S)
         return changes
 
     def _end_in_time(self) -> None:

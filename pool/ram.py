@@ -162,6 +162,9 @@ class RamTier:
             self._drop(page, entry)
             return True
 
+    def keep_removed(self, limit_s: float) -> None:
+        """Do nothing: the next process finds nothing here."""
+
     def pages(self) -> Iterator[PageHeader]:
         """List the readable pages as they were at some moment of the call."""
         with self._lock:

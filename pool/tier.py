@@ -122,6 +122,9 @@ class Tier(Protocol):
         """
         ...
 
+    def keep_removed(self, limit_s: float) -> None:
+        """Wait, at most so long, until pages that were removed would be gone for the next process too."""
+
     def pages(self) -> Iterator[PageHeader]:
         """List the readable pages as they were at some moment of the call."""
         ...

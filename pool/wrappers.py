@@ -63,6 +63,10 @@ class WrappedTier:
         """Remove a page unless it is in use."""
         return self.inner.remove(page)
 
+    def keep_removed(self, limit_s: float) -> None:
+        """Wait until pages that were removed stay gone."""
+        self.inner.keep_removed(limit_s)
+
     def pages(self) -> Iterator[PageHeader]:
         """List the readable pages."""
         return self.inner.pages()

@@ -48,6 +48,18 @@ def test_a_flush_is_enough_where_the_node_is_killed_afterwards(s3_settings: Pool
     tier.close()
 
 
+def test_an_order_waits_until_it_is_written(s3_settings: PoolSettings) -> None:
+    tier = open_tier(s3_settings)
+    fill(tier, 12, SMALL)
+    tier.flush(10)
+    assert tier.remove(PAGE)
+    tier.keep_removed(10)
+    other = open_tier(s3_settings)
+    assert other.lookup(PAGE) is LookupStatus.MISS
+    other.close()
+    tier.close()
+
+
 def test_a_page_that_was_removed_before_its_pack_was_written_is_gone(
     s3_settings: PoolSettings,
 ) -> None:
