@@ -45,6 +45,8 @@ log = logging.getLogger("pie.cluster.pool_process")
 
 _ANSWER_S = 2.0
 """How long a node of the same name has to say that it is there."""
+_DRAINED_S = 1.0
+"""How long a node that was drained goes on: its answer is on the way to whoever asked."""
 
 
 def new_node(
@@ -129,7 +131,7 @@ class _Process:
             secret=self._secret,
             encryption_keys=encryption_keys(config.cluster),
             on_dead=self._died,
-            on_drained=self._end.set,
+            on_drained=self._drained,
         )
         try:
             record = await self._start(node, may_announce)
@@ -235,6 +237,9 @@ class _Process:
     def _died(self, error: BaseException) -> None:
         self._dead = error
         self._end.set()
+
+    def _drained(self) -> None:
+        asyncio.get_running_loop().call_later(_DRAINED_S, self._end.set)
 
     def _signalled(self, number: int) -> None:
         # Counted by themselves: a node that was emptied, or is fenced, ends without one.
