@@ -165,6 +165,7 @@ def test_after_every_process_of_ray_was_killed_a_conversation_goes_on_from_s3(
         cluster.wait_until_kept()
         cluster.ray.kill()
         cluster.serving.stop(signal.SIGKILL)
+    time.sleep(11)  # For ten seconds the index is the killed cluster's.
     with running(tmp_path, settings) as cluster:
         nodes = cluster.gauges()
         assert all(node.get("stored", 0) == 0 for node in nodes), "they had nothing but the bucket"
