@@ -194,12 +194,7 @@ def _weights(layer: nn.Module, dtype: torch.dtype, memory: HugePages) -> LayerWe
     ):
         return None
     output_width, gate_width, down_width = widths
-    if (
-        output_width is None
-        or gate_width is None
-        or down_width is None
-        or inner % (gate_width // 2)
-    ):
+    if output_width is None or gate_width is None or down_width is None:
         return None
     half = gate_width // 2
     both = torch.stack([gate.weight.view(-1, half, hidden), up.weight.view(-1, half, hidden)], 1)

@@ -1,8 +1,13 @@
 """Small pages that have left packs in a bucket: they stay gone, for this node, the next start and others."""
 
+from collections.abc import Callable
+
+import pytest
+
 from pie.page.lookup import LookupStatus
 from pie.pool.bucket_source import BucketSource
 from pie.pool.conformance import put, read, sample_page
+from pie.pool.object import ObjectTier
 from pie.pool.sealing import Sealing
 from pie.pool.settings import PoolSettings
 from pie.pool.tier import id_of
@@ -36,24 +41,15 @@ def test_a_small_page_that_was_removed_is_gone_after_a_restart(s3_settings: Pool
     tier.close()
 
 
-def test_a_flush_is_enough_where_the_node_is_killed_afterwards(s3_settings: PoolSettings) -> None:
+@pytest.mark.parametrize("wait", [ObjectTier.flush, ObjectTier.keep_removed])
+def test_what_was_waited_for_stays_gone_where_the_node_is_killed_afterwards(
+    s3_settings: PoolSettings, wait: Callable[[ObjectTier, float], object]
+) -> None:
     tier = open_tier(s3_settings)
     fill(tier, 12, SMALL)
     tier.flush(10)
     assert tier.remove(PAGE)
-    tier.flush(10)
-    other = open_tier(s3_settings)
-    assert other.lookup(PAGE) is LookupStatus.MISS
-    other.close()
-    tier.close()
-
-
-def test_an_order_waits_until_it_is_written(s3_settings: PoolSettings) -> None:
-    tier = open_tier(s3_settings)
-    fill(tier, 12, SMALL)
-    tier.flush(10)
-    assert tier.remove(PAGE)
-    tier.keep_removed(10)
+    wait(tier, 10)
     other = open_tier(s3_settings)
     assert other.lookup(PAGE) is LookupStatus.MISS
     other.close()
