@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pie.wire.messages import Generate, Load, Refused, TokenDelta
 from pie.worker.grammar import Constraint
 from pie.worker.load_choice import Loaded
+from pie.worker.loadable import Loadable
 from pie.worker.programs.commands import ProgramAnswer, ProgramCommand
-from pie.worker.sequence import Sequence
 from pie.worker.stores import PageToStore
 
 
@@ -49,7 +49,7 @@ class CancelAll:
 class LoadEnded:
     """A load is over, well or badly; nothing writes the sequence's pages any more."""
 
-    sequence: Sequence
+    sequence: Loadable
     pages: int
     """The leading pages that came."""
     seconds: float

@@ -31,14 +31,15 @@ from pie.worker.commands import (
 from pie.worker.counters import Counters
 from pie.worker.departed import Departed
 from pie.worker.figures import Figures
-from pie.worker.forks import Forks
+from pie.worker.forks import Forks, parent_of
 from pie.worker.generation import Generation, RequestKey, Vocabulary
-from pie.worker.load_choice import with_outcome
+from pie.worker.loadable import Loadable
 from pie.worker.offload import Offload
 from pie.worker.outcome import Drawn, Outcome, StepRunner, compute
 from pie.worker.page_table import Change, PageTable
 from pie.worker.programs.commands import ProgramBegan, ProgramCall, ProgramEnded
 from pie.worker.programs.lane import ProgramLane
+from pie.worker.programs.loading import ProgramLoad
 from pie.worker.rates import StepTimes
 from pie.worker.scheduler import Chunk, Limits, Scheduler, StepPlan
 from pie.worker.sequence import Sequence
@@ -182,6 +183,7 @@ class Engine:
         """Run users' programs too from now on."""
         self._programs = lane
         lane.on_new_page = lambda page: self._put_store(PageToStore(*page))
+        lane.load_wish, lane.load = self._load_wish, self._load
 
     def handle(self, command: Command) -> None:
         """Take one command."""
@@ -210,8 +212,7 @@ class Engine:
         plan = self._scheduler.plan(now_s, prefill_tokens=self._prefill_tokens())
         self.load = self._figures.load()
         for sequence in plan.loads:
-            assert self._offload is not None
-            self._offload.load(sequence, self._times.prefill)
+            self._load(sequence)
         passes = self._plan_programs(plan, now_s)
         if plan.chunks or passes:
             self._run(plan, passes)
@@ -277,7 +278,7 @@ class Engine:
             self._counters.requests += 1
             self._tell(generation, generation.spent())
             return
-        parent = self._parent(generation)
+        parent = parent_of(generation, self._generations)
         if parent is None:
             taken = self._scheduler.submit(generation.sequence)
         else:
@@ -300,15 +301,6 @@ class Engine:
             if len(self._forks.of(parent)) >= parent.request.forks:
                 parent.sequence.held_until_s = 0.0
 
-    def _parent(self, generation: Generation) -> Generation | None:
-        """Return what a request is to be forked off; None where it goes its own way."""
-        fork_of = generation.request.fork_of
-        parent = None if fork_of is None else self._generations.get((generation.owner, fork_of))
-        if parent is None or not parent.is_first:
-            return None
-        same = generation.sequence.working_set.is_twin_of(parent.sequence.working_set)
-        return parent if same else None
-
     def _begin(self, command: Submit) -> Generation:
         request = command.request
         working_set = WorkingSet(
@@ -330,19 +322,18 @@ class Engine:
             self._forget(generation)
 
     def _load_ended(self, ended: LoadEnded) -> None:
-        sequence = ended.sequence
-        sequence.load_s = ended.seconds
+        assert self._offload is not None
+        self._offload.learn(ended)
+        one, now_s = ended.sequence, self._clock()
         for came in ended.sources:
             self._counters.pages_loaded[came.tier] += came.pages
-            if self._offload is not None:
-                self._offload.choice.saw(came)
-        if sequence.load_decision is not None:
-            sequence.load_decision = with_outcome(
-                sequence.load_decision, ended.sources, overran=ended.overran
+        if isinstance(one, Sequence):
+            self._scheduler.loaded(
+                one, ended.pages, now_s, ended.sources, has_state=ended.has_state
             )
-        self._scheduler.loaded(
-            sequence, ended.pages, self._clock(), ended.sources, has_state=ended.has_state
-        )
+        elif self._programs is not None:
+            assert isinstance(one, ProgramLoad)
+            self._programs.loaded(one, ended.pages, now_s)
 
     def _expire(self, now_s: float) -> None:
         for generation in list(self._generations.values()):
@@ -480,9 +471,14 @@ class Engine:
         owner, request_id = key
         self._report.refused.append((owner, Refused(request_id, code, message, retry_after_s)))
 
-    def _load_wish(self, sequence: Sequence) -> int:
-        self._departed.note(sequence, held=self._table.has)
-        return 0 if self._offload is None else self._offload.wish(sequence, self._times.prefill)
+    def _load_wish(self, one: Loadable) -> int:
+        if isinstance(one, Sequence):
+            self._departed.note(one, held=self._table.has)
+        return 0 if self._offload is None else self._offload.wish(one, self._times.prefill)
+
+    def _load(self, one: Loadable) -> None:
+        assert self._offload is not None
+        self._offload.load(one, self._times.prefill)
 
     def _put_store(self, page: PageToStore | None) -> None:
         if self._offload is not None and page is not None:

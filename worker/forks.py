@@ -6,7 +6,7 @@ when a fork runs (`pie.worker.scheduler`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from pie.worker.generation import Generation, RequestKey
 
@@ -53,3 +53,13 @@ class Forks:
         """List all that wait."""
         for children in self._children.values():
             yield from children
+
+
+def parent_of(generation: Generation, others: Mapping[RequestKey, Generation]) -> Generation | None:
+    """Return which of `others` a request is to be forked off; None where it goes its own way."""
+    fork_of = generation.request.fork_of
+    parent = None if fork_of is None else others.get((generation.owner, fork_of))
+    if parent is None or not parent.is_first:
+        return None
+    same = generation.sequence.working_set.is_twin_of(parent.sequence.working_set)
+    return parent if same else None

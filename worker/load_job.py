@@ -17,8 +17,8 @@ from pie.page.key import PageKey
 from pie.pool.tier import PageId, StoredPage
 from pie.worker.batch import StateSlot
 from pie.worker.load_choice import Loaded, LoadTier
+from pie.worker.loadable import Loadable
 from pie.worker.page_copies import PageCopies, Piece
-from pie.worker.sequence import Sequence, SequenceState
 
 log = logging.getLogger("pie.worker.load_job")
 
@@ -62,7 +62,7 @@ class LoadJob:
 
     def __init__(
         self,
-        sequence: Sequence,
+        sequence: Loadable,
         runs: Many[RunToLoad],
         copies: PageCopies,
         *,
@@ -105,7 +105,7 @@ class LoadJob:
 
     def is_wanted(self) -> bool:
         """Whether anybody still waits for it."""
-        return self.sequence.state is not SequenceState.FINISHED
+        return self.sequence.is_wanted
 
     def goes_on(self) -> bool:
         """Say whether more pages should be fetched."""

@@ -34,8 +34,10 @@ from pie.worker.load_choice import (
     LoadTier,
     Run,
     chosen_pages,
+    with_outcome,
 )
 from pie.worker.load_job import LoadJob, PageToLoad, RunToLoad
+from pie.worker.loadable import Loadable
 from pie.worker.lower_tiers import LowerTiers
 from pie.worker.page_copies import PageCopies, Piece
 from pie.worker.page_pool import PagePool
@@ -73,7 +75,7 @@ class LoadCounts:
 class Offload:
     """Moves pages between one worker's device memory, its lower tiers and the pool.
 
-    Built on the event loop; `wish`, `look_ahead`, `load` and `store` are the step
+    Built on the event loop; `wish`, `look_ahead`, `load`, `learn` and `store` are the step
     thread's.
 
     Args:
@@ -124,7 +126,7 @@ class Offload:
         """How many pages were brought into host memory for requests that waited."""
         return 0 if self._prefetch is None else self._prefetch.pages
 
-    def wish(self, sequence: Sequence, compute: Rate) -> int:
+    def wish(self, sequence: Loadable, compute: Rate) -> int:
         """Return how many pages after its frozen ones a sequence should load; 0 to compute them."""
         runs = self._runs(sequence)
         sequence.load_decision = sequence.load_wish = None
@@ -146,7 +148,7 @@ class Offload:
             new = [wanted_of(one) for one in self._ahead_of if one not in before]
             self._loop.call_soon_threadsafe(self._prefetch.look, new)
 
-    def load(self, sequence: Sequence, compute: Rate) -> None:
+    def load(self, sequence: Loadable, compute: Rate) -> None:
         """Fetch the pages that `sequence` has reserved; `LoadEnded` comes when that is over."""
         decision = sequence.load_decision = sequence.load_wish
         assert decision is not None
@@ -166,6 +168,17 @@ class Offload:
         )
         self._jobs.add(job)
         self._loop.call_soon_threadsafe(self._spawn_load, job)
+
+    def learn(self, ended: LoadEnded) -> None:
+        """Learn how a load went, and let who waited for it know."""
+        one = ended.sequence
+        one.load_s = ended.seconds
+        for came in ended.sources:
+            self.choice.saw(came)
+        if one.load_decision is not None:
+            one.load_decision = with_outcome(
+                one.load_decision, ended.sources, overran=ended.overran
+            )
 
     def store(self, batch: Many[PageToStore]) -> None:
         """Copy pinned pages to lower tiers and the pool; `StoreEnded` comes when that is over."""
@@ -190,7 +203,7 @@ class Offload:
             for tier in (LoadTier.HOST, LoadTier.DISK)
         }
 
-    def _runs(self, sequence: Sequence) -> list[Run]:
+    def _runs(self, sequence: Loadable) -> list[Run]:
         """Return where the pages after a sequence's frozen ones can be had."""
         keys, runs, paused = sequence.working_set.loadable_keys, list[Run](), False
         if self.tiers is not None:
@@ -211,7 +224,7 @@ class Offload:
         self.counts.paused += paused
         return runs
 
-    def _runs_to_load(self, sequence: Sequence, decision: LoadDecision) -> list[RunToLoad]:
+    def _runs_to_load(self, sequence: Loadable, decision: LoadDecision) -> list[RunToLoad]:
         """Return what was chosen, with the slots that were reserved for it.
 
         Of a recurrent model's states only the one after the last page is wanted; which page of the

@@ -67,6 +67,11 @@ class Sequence:
     """Tokens to compute before its first output, as estimated on arrival."""
 
     @property
+    def is_wanted(self) -> bool:
+        """Whether its request has not ended."""
+        return self.state is not SequenceState.FINISHED
+
+    @property
     def cached_pool(self) -> int:
         """Tokens that it did not compute because their pages came from the pool."""
         return self.cached_by_load[LoadTier.POOL]

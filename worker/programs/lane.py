@@ -25,6 +25,7 @@ from pie.worker.grammar import GrammarFailedError
 from pie.worker.page_table import FrozenPage
 from pie.worker.programs.answers import part_of
 from pie.worker.programs.ledger import PageLedger
+from pie.worker.programs.loading import ProgramLoad
 from pie.worker.programs.roster import Job, Roster
 from pie.worker.programs.run import Run
 from pie.worker.programs.slots import out_of_pages
@@ -72,6 +73,10 @@ class ProgramLane:
         self._max_rows = max_rows
         self.on_new_page: Callable[[NewPage], None] = lambda _: None
         """Told of pages that were frozen and that nobody held before."""
+        self.load_wish: Callable[[ProgramLoad], int] = lambda _: 0
+        """Says how many pages to load rather than compute."""
+        self.load: Callable[[ProgramLoad], None] = lambda _: None
+        """Begins to load them; `loaded` is to be called when that is over."""
         self._planned: list[_Chunk] = []
 
     def plan(
@@ -90,12 +95,15 @@ class ProgramLane:
         self._planned = []
         waiting: list[list[tuple[Job, Run]]] = []
         for program in programs:
-            ready = [(job, run) for job in program.running() for run in job.runs if run.left]
+            runs = [(job, run) for job in program.running() for run in job.runs if run.left]
+            ready = [(job, run) for job, run in runs if not run.is_loading]
             for job, run in ready:
                 if run.left == 1:
                     self._add(job, run, 1, now_s)
             waiting.append([(job, run) for job, run in ready if run.left > 1])
         keys, left = set(under_way), prefill_tokens
+        for load in self.roster.loads:
+            keys.update(load.run.next_keys() if load.is_wanted else ())
         rounds = itertools.chain.from_iterable(itertools.zip_longest(*waiting))
         wanting = [one for one in rounds if one is not None]
         for ahead, (job, run) in enumerate(wanting):
@@ -148,6 +156,12 @@ class ProgramLane:
             if job.runs and not any(run.left for run in job.runs):
                 self._done(job, now_s)
 
+    def loaded(self, load: ProgramLoad, pages: int, now_s: float) -> None:
+        """Learn that a load is over, of which the first `pages` pages came."""
+        self.roster.loads.remove(load)
+        load.run.is_loading = False
+        load.end(pages, now_s)
+
     def fail(self, reason: str, now_s: float) -> None:
         """Learn that the step failed as a whole."""
         planned, self._planned = self._planned, []
@@ -179,8 +193,25 @@ class ProgramLane:
         if keys and run.left > self._page_tokens and keys[0] in under_way:
             return 0
         under_way.update(keys)
+        if self._begin_load(job, run, now_s):
+            return 0
         count = min(run.left, budget)
         return count if self._add(job, run, count, now_s) else 0
+
+    def _begin_load(self, job: Job, run: Run, now_s: float) -> bool:
+        """Let a run load what comes next of it, once, where that is wished."""
+        run.set.trim()
+        if run.load_tried or not run.loadable_keys():
+            return False
+        run.load_tried = True
+        load = ProgramLoad(job, run, self._ledger)
+        count = self.load_wish(load)
+        if count <= 0 or not load.reserve(count, now_s):
+            return False
+        run.is_loading = True
+        self.roster.loads.append(load)
+        self.load(load)
+        return True
 
     def _add(self, job: Job, run: Run, count: int, now_s: float) -> bool:
         """Plan a chunk where there is room for it; a run that finds none for long fails."""

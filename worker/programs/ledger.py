@@ -74,6 +74,14 @@ class PageLedger:
             self._users[held] += 1
         return held
 
+    def begin_load(self, pages: Sequence[PageSlot]) -> None:
+        """Mark writable pages as being written by a load: they cannot be released meanwhile."""
+        self._table.begin_load(pages)
+
+    def end_load(self, pages: Sequence[PageSlot]) -> None:
+        """Make pages whose load has ended writable again."""
+        self._table.end_load(pages)
+
     def seal(self, page: PageSlot) -> None:
         """Make a page immutable without a name."""
         self._table.seal(page)

@@ -55,6 +55,7 @@ from pie.worker.programs.commands import (
 )
 from pie.worker.programs.continuation import Continuation
 from pie.worker.programs.ledger import PageLedger
+from pie.worker.programs.loading import ProgramLoad
 from pie.worker.programs.parking import ParkingLot
 from pie.worker.programs.run import Run
 from pie.worker.programs.slots import SlotMemory, SlotSet
@@ -143,6 +144,8 @@ class Roster:
         vocabulary: Vocabulary,
     ) -> None:
         self.programs: dict[str, Program] = {}
+        self.loads: list[ProgramLoad] = []
+        """Those under way, those that nobody wants any more included."""
         self._ledger = ledger
         self._root = root
         self._memory = memory
@@ -156,7 +159,8 @@ class Roster:
     @property
     def is_idle(self) -> bool:
         """Whether no program waits for anything."""
-        return not any(any(one.queues.values()) for one in self.programs.values())
+        waits = any(any(one.queues.values()) for one in self.programs.values())
+        return not waits and not self.loads
 
     def handle(self, command: ProgramCommand, now_s: float) -> None:
         """Take one command."""
@@ -167,6 +171,8 @@ class Roster:
                 program = self.programs.pop(name, None)
                 for one in () if program is None else program.sets.values():
                     one.leave(self._lot)
+                for load in self.loads:
+                    load.is_wanted &= load.job.program is not program
             case ProgramCall(name):
                 program = self.programs.get(name)
                 if program is not None:
@@ -184,6 +190,8 @@ class Roster:
     def end(self, job: Job, message: EngineAnswer, frames: Sequence[Buffer], now_s: float) -> None:
         """Answer a job for good, and carry out what waited for it."""
         job.runs = []
+        for load in self.loads:
+            load.is_wanted &= load.job is not job
         self.say(job, message, frames)
         self._forget(job)
         self._go_on(job.program, job.sets, now_s)
@@ -194,9 +202,10 @@ class Roster:
             self.end(job, error.answer(job.number), (), now_s)
 
     def users(self) -> list[int]:
-        """List the pages of every working set, as often as they are used."""
+        """List the pages of every working set and load, as often as they are used."""
         sets = (one for program in self.programs.values() for one in program.sets.values())
-        return [page for one in sets for page in one.pages]
+        loading = [page for load in self.loads for page in load.reserved]
+        return [page for one in sets for page in one.pages] + loading
 
     def check(self) -> None:
         """Raise `AssertionError` where working sets and ledger contradict each other."""

@@ -6,6 +6,7 @@ runs (`pie.worker.programs.lane`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from pie.page.key import PageKey
 from pie.wire.programs import Rows, Trouble
-from pie.worker.batch import LogitRows, Pass
+from pie.worker.batch import LogitRows, PageSlot, Pass
 from pie.worker.programs.calls import ModelShape, PassCall
 from pie.worker.programs.slots import Bools, Ints, SlotSet
 from pie.worker.programs.trouble import CallError
@@ -66,6 +67,9 @@ class Run:
         self.token: int | None = None
         self.blocked_s: float | None = None
         """Since when there has been no room for its next chunk."""
+        self.is_loading = False
+        """Whether pages of it are on their way from below device memory."""
+        self.load_tried = False
         self._call = call
         self._wants = call.wants
         self._shape = shape
@@ -159,6 +163,16 @@ class Run:
         won = self.set.match(self.tokens[self.fed :], self.next_keys(), now_s)
         self.fed += won
         return won
+
+    def loadable_keys(self) -> list[PageKey]:
+        """Return the keys of pages that may be loaded next; the last token runs in any case."""
+        if not self.is_plain or not self.set.is_pure or self.set.used % self.set.page_tokens:
+            return []
+        return self.next_keys()[: (self.left - 1) // self.set.page_tokens]
+
+    def take_loaded(self, pages: Sequence[PageSlot], now_s: float) -> None:
+        """Go on behind its next pages, which are writable and have been written."""
+        self.fed += self.set.take_loaded(pages, self.tokens[self.fed :], self.next_keys(), now_s)
 
     def make_pass(self, count: int) -> Pass:
         """Return the pass of the next `count` tokens, for which there is room."""

@@ -122,6 +122,11 @@ class SlotSet:
         result: Ints = alive[at]
         return result
 
+    @property
+    def keys(self) -> Sequence[PageKey]:
+        """Keys of its full pages; none once it is not pure any more."""
+        return self._keys
+
     def upcoming(self, tokens: Sequence[int]) -> list[PageKey]:
         """Return keys of the pages that `tokens` would fill; none where they would have none."""
         if not self.is_pure or self.used % self.page_tokens:
@@ -136,16 +141,26 @@ class SlotSet:
         """
         if self.used % self.page_tokens or not self.is_pure:
             return 0
-        self._trim()
+        self.trim()
         most = (len(tokens) - 1) // self.page_tokens
         pages = self._ledger.match(keys[:most], now_s)
-        count = len(pages) * self.page_tokens
-        if pages:
-            self.pages.extend(pages)
-            self.frozen = len(self.pages)
-            self._keys.extend(keys[: len(pages)])
-            self._append(tokens[:count], np.arange(self.used, self.used + count))
-            self.cached_tokens += count
+        self.frozen += len(pages)
+        return self._gain(pages, tokens, keys)
+
+    def take_loaded(
+        self,
+        pages: Sequence[PageSlot],
+        tokens: Sequence[int],
+        keys: Sequence[PageKey],
+        now_s: float,
+    ) -> int:
+        """Take writable pages that hold the first of `tokens`; return how many those are."""
+        first = len(self.pages)
+        count = self._gain(pages, tokens, keys)
+        for index in range(first, len(self.pages)):
+            # They are where they came from already: nothing to store.
+            self.pages[index] = self._immutable(index, now_s, is_new=False)
+        self.frozen = len(self.pages)
         return count
 
     def reserve(self, count: int, now_s: float) -> bool:
@@ -229,7 +244,7 @@ class SlotSet:
         if not gone.any():
             return
         self._spoil()
-        self._trim()
+        self.trim()
         self.cells = np.where(gone, _DEAD, self.cells)
         size = self.page_tokens
         padded = np.full(len(self.pages) * size, _DEAD, np.int64)
@@ -249,7 +264,7 @@ class SlotSet:
         Raises:
             CallError: There is no room for the copies; nothing was changed.
         """
-        self._trim()
+        self.trim()
         size = self.page_tokens
         dead = np.flatnonzero(self.cells == _DEAD)
         if not len(dead):
@@ -279,7 +294,7 @@ class SlotSet:
 
     def seal(self) -> None:
         """Freeze the writable buffer as it is; what is written next begins a page."""
-        self._trim()
+        self.trim()
         if len(self.pages) == self.frozen:
             return
         self._spoil()
@@ -296,7 +311,7 @@ class SlotSet:
         Raises:
             CallError: There is no room for them there; nothing was changed.
         """
-        self._trim()
+        self.trim()
         if self._parked is None and self.pages:
             self._parked = lot.take(self.pages)
             self._ledger.release(self.pages)
@@ -339,7 +354,7 @@ class SlotSet:
         Raises:
             CallError: There is no room for copies of the buffer; nothing was changed.
         """
-        self._trim()
+        self.trim()
         own = self.pages[self.frozen :]
         copies = self._ledger.allocate(len(own) * count, now_s)
         if copies is None:
@@ -406,7 +421,19 @@ class SlotSet:
         if self.is_pure:
             self._tokens.extend(tokens)
 
-    def _trim(self) -> None:
+    def _gain(
+        self, pages: Sequence[PageSlot], tokens: Sequence[int], keys: Sequence[PageKey]
+    ) -> int:
+        """Go on behind pages that hold the first of `tokens`; return how many tokens that is."""
+        count = len(pages) * self.page_tokens
+        if pages:
+            self.pages.extend(pages)
+            self._keys.extend(keys[: len(pages)])
+            self._append(tokens[:count], np.arange(self.used, self.used + count))
+            self.cached_tokens += count
+        return count
+
+    def trim(self) -> None:
         """Release pages that were reserved and hold nothing."""
         needed = -(-self.used // self.page_tokens)
         if needed < len(self.pages):
@@ -423,7 +450,7 @@ class SlotSet:
             self.pages[index] = self._immutable(index, now_s)
         self.frozen = max(self.frozen, end)
 
-    def _immutable(self, index: int, now_s: float) -> PageSlot:
+    def _immutable(self, index: int, now_s: float, *, is_new: bool = True) -> PageSlot:
         """Make one of the pages immutable, under its key where it has one; return the page that has it."""
         page = self.pages[index]
         if not self.is_pure:
@@ -432,7 +459,7 @@ class SlotSet:
         parent = self._keys[index - 1] if index else self._root
         frozen = FrozenPage(self._keys[index], bytes(parent), index, self._tenant_tag)
         held = self._ledger.freeze(page, frozen, now_s)
-        if held == page:
+        if held == page and is_new:
             group = self._keys[index - index % GROUP_PAGES]
             self.new_pages.append((held, frozen, group))
         return held
