@@ -103,8 +103,8 @@ def load_config(
 
 
 def masked(text: str) -> str:
-    """Return a text without the user and password of a URL in it."""
-    return re.sub(r"://[^/@\s]*@", "://***@", text)
+    """Return a text without the users and passwords of a URL in it."""
+    return re.sub(r"(password=)[^&\s]*", r"\1***", re.sub(r"://[^/@\s]*@", "://***@", text))
 
 
 def sections() -> dict[str, type[BaseModel]]:

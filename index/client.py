@@ -15,25 +15,48 @@ import random
 from asyncio import timeout
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from functools import cached_property
+from typing import Any, cast
 
 import redis
 import redis.asyncio
+import redis.asyncio.cluster
+import redis.asyncio.sentinel
+import redis.cluster
+import redis.sentinel
 from redis.asyncio.connection import (
     AbstractConnection,
     Connection,
     ConnectionPool,
     SSLConnection,
     UnixDomainSocketConnection,
-    parse_url,
 )
 from redis.asyncio.retry import Retry as AsyncRetry
+from redis.asyncio.sentinel import (
+    SentinelConnectionPool,
+    SentinelManagedConnection,
+    SentinelManagedSSLConnection,
+)
 from redis.backoff import NoBackoff
-from redis.exceptions import OutOfMemoryError, ReadOnlyError, ResponseError
+from redis.exceptions import (
+    ClusterDownError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisClusterException,
+    ResponseError,
+    TryAgainError,
+)
 from redis.retry import Retry
 
+from pie.index.address import Deployment, RedisAddress, parse_address
 from pie.index.errors import IndexRefusedError, IndexStrangeError, IndexUnavailableError
 from pie.index.settings import IndexSettings
+
+CLUSTER_ANSWER_S = 2.0
+"""Longest wait for one answer of a Cluster's node, the time included that a command waits there."""
+
+_ASKING_WHERE: dict[str, Any] = {"socket_timeout": 0.5, "socket_connect_timeout": 0.5}
+"""One Sentinel or node that stands still leaves time to ask others, within `request_timeout_s`."""
 
 _FIRST_WAIT_S = 0.05
 _JITTER = random.Random()
@@ -68,6 +91,14 @@ class _TornUnixConnection(_Torn, UnixDomainSocketConnection):
     pass
 
 
+class _TornSentinelConnection(_Torn, SentinelManagedConnection):
+    pass
+
+
+class _TornSentinelSSLConnection(_Torn, SentinelManagedSSLConnection):
+    pass
+
+
 _CLASSES: dict[type[AbstractConnection], type[AbstractConnection]] = {
     Connection: _TornConnection,
     SSLConnection: _TornSSLConnection,
@@ -75,33 +106,134 @@ _CLASSES: dict[type[AbstractConnection], type[AbstractConnection]] = {
 }
 
 
+class _SentinelPool(SentinelConnectionPool):
+    """Connections to the master, and those to the Sentinels that say where it is."""
+
+    async def aclose(self) -> None:
+        """End both."""
+        await super().aclose()
+        for sentinel in self.sentinel_manager.sentinels:
+            await sentinel.aclose()
+
+
 def make_async_client(url: str) -> redis.asyncio.Redis:
-    """Return a client that does not connect yet, and waits as long as `asking` lets it."""
-    options: dict[str, Any] = {**parse_url(url)}
+    """Return a client that does not connect yet, and waits as long as `asking` lets it.
+
+    For a Cluster it is a `redis.asyncio.RedisCluster`, which takes the same commands.
+
+    Raises:
+        ValueError: `url` is none that `parse_address` understands.
+    """
+    address = parse_address(url)
+    if address.deployment is Deployment.CLUSTER:
+        return cast("redis.asyncio.Redis", _async_cluster(address))
+    options: dict[str, Any] = {
+        **address.options,
+        "protocol": 2,
+        "socket_timeout": None,
+        "socket_connect_timeout": None,
+        # Publisher and feed decide themselves when to try again: they have a mode to keep.
+        "retry": AsyncRetry(NoBackoff(), 0),
+    }
+    if address.deployment is Deployment.SENTINEL:
+        manager = redis.asyncio.sentinel.Sentinel(  # type: ignore[no-untyped-call]
+            address.hosts,
+            sentinel_kwargs={
+                **_ASKING_WHERE,
+                **address.sentinel_options,
+                "retry": AsyncRetry(NoBackoff(), 0),
+            },
+        )
+        kind = _TornSentinelSSLConnection if address.tls else _TornSentinelConnection
+        pool = _SentinelPool(address.master, manager, connection_class=kind, **options)  # type: ignore[no-untyped-call]
+        return redis.asyncio.Redis.from_pool(pool)
     plain = options.pop("connection_class", Connection)
-    pool = ConnectionPool(
-        connection_class=_CLASSES[plain],
-        **{
-            **options,
-            "protocol": 2,
-            "socket_timeout": None,
-            "socket_connect_timeout": None,
-            # Publisher and feed decide themselves when to try again: they have a mode to keep.
-            "retry": AsyncRetry(NoBackoff(), 0),
-        },
+    return redis.asyncio.Redis.from_pool(
+        ConnectionPool(connection_class=_CLASSES[plain], **options)
     )
-    return redis.asyncio.Redis.from_pool(pool)
+
+
+def _async_cluster(address: RedisAddress) -> redis.asyncio.RedisCluster:
+    cluster = redis.asyncio.RedisCluster(
+        startup_nodes=[redis.asyncio.cluster.ClusterNode(*host) for host in address.hosts],
+        ssl=address.tls,
+        **_within_cluster(address),
+        retry=AsyncRetry(NoBackoff(), 0),
+    )
+    torn = _TornSSLConnection if address.tls else _TornConnection
+    cluster.nodes_manager.connection_kwargs["connection_class"] = torn
+    for node in cluster.nodes_manager.startup_nodes.values():
+        node.connection_class = torn
+    return cluster
+
+
+def _within_cluster(address: RedisAddress) -> dict[str, Any]:
+    # Unlike those of one server these limits are the client's own, so that it goes on to another node.
+    return {
+        **address.options,
+        **_ASKING_WHERE,
+        "protocol": 2,
+        "socket_timeout": CLUSTER_ANSWER_S,
+        "max_connections": 4_096,
+    }
 
 
 def make_client(url: str, settings: IndexSettings) -> redis.Redis:
-    """Return a blocking client, for tools."""
-    return redis.Redis.from_url(
-        url,
-        protocol=2,
-        socket_timeout=settings.request_timeout_s,
-        socket_connect_timeout=settings.request_timeout_s,
-        retry=Retry(NoBackoff(), 0),
-    )
+    """Return a blocking client, for tools.
+
+    Raises:
+        ValueError: `url` is none that `parse_address` understands.
+    """
+    address = parse_address(url)
+    options: dict[str, Any] = {
+        "protocol": 2,
+        "socket_timeout": settings.request_timeout_s,
+        "socket_connect_timeout": settings.request_timeout_s,
+        "retry": Retry(NoBackoff(), 0),
+    }
+    if address.deployment is Deployment.CLUSTER:
+        return cast("redis.Redis", _LateCluster(address, options))
+    if address.deployment is Deployment.SENTINEL:
+        manager = redis.sentinel.Sentinel(  # type: ignore[no-untyped-call]
+            address.hosts,
+            sentinel_kwargs={
+                **_ASKING_WHERE,
+                **address.sentinel_options,
+                "retry": Retry(NoBackoff(), 0),
+            },
+        )
+        options |= address.options | ({"ssl": True} if address.tls else {})
+        client = manager.master_for(address.master, redis_class=redis.Redis, **options)  # type: ignore[no-untyped-call]
+        return cast("redis.Redis", client)
+    return redis.Redis.from_url(url, **options)
+
+
+class _LateCluster:
+    """A client of a Cluster that connects at its first command, as all others do."""
+
+    def __init__(self, address: RedisAddress, options: dict[str, Any]) -> None:
+        self._address = address
+        self._options = options
+
+    @cached_property
+    def _client(self) -> redis.RedisCluster:
+        return redis.RedisCluster(
+            startup_nodes=[
+                redis.cluster.ClusterNode(*host)  # type: ignore[no-untyped-call]
+                for host in self._address.hosts
+            ],
+            ssl=self._address.tls,
+            **self._address.options,
+            **self._options,
+        )
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._client, name)
+
+    def close(self) -> None:
+        """Disconnect, if there was a connection."""
+        if "_client" in self.__dict__:
+            self._client.close()
 
 
 @contextmanager
@@ -109,11 +241,13 @@ def translated() -> Iterator[None]:
     """Turn whatever a Redis client raises into `IndexUnavailableError` or what is below it."""
     try:
         yield
-    except (TimeoutError, redis.RedisError, OSError) as error:
+    except (TimeoutError, redis.RedisError, RedisClusterException, OSError) as error:
         said = f"Redis: {str(error) or 'no answer in time'}"
         if is_strange(error):
             raise IndexStrangeError(said) from error
-        passing = isinstance(error, OutOfMemoryError | ReadOnlyError)
+        passing = isinstance(
+            error, OutOfMemoryError | ReadOnlyError | ClusterDownError | TryAgainError
+        )
         if isinstance(error, ResponseError) and not passing:
             raise IndexRefusedError(said) from error
         raise IndexUnavailableError(said) from error
@@ -138,6 +272,16 @@ async def asking(limit_s: float) -> AsyncIterator[None]:
     with translated():
         async with timeout(limit_s):
             yield
+
+
+async def look_anew(client: redis.asyncio.Redis) -> None:
+    """Let a client that got no answer find out who answers now; one of a single server knows.
+
+    A Cluster's node that stands still is not seen to be gone by commands that are cut short.
+    """
+    said: object = client  # typed as what `make_async_client` says that it is
+    if isinstance(said, redis.asyncio.RedisCluster):
+        await said.aclose()
 
 
 class Backoff:

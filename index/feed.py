@@ -15,9 +15,15 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast
 
-from pie.index.client import Backoff, asking, is_strange, make_async_client, raise_others
+from pie.index.client import (
+    Backoff,
+    asking,
+    is_strange,
+    look_anew,
+    make_async_client,
+    raise_others,
+)
 from pie.index.contract import IndexMode
 from pie.index.errors import IndexStrangeError, IndexUnavailableError
 from pie.index.mirror import Applied, Mirror
@@ -30,6 +36,7 @@ from pie.index.reading import (
     parse_event,
 )
 from pie.index.settings import IndexSettings
+from pie.index.streams import waiter_for
 from pie.index.tasks import end
 from pie.index.trouble import Trouble
 from pie.page.events import PlaceId
@@ -39,10 +46,6 @@ log = logging.getLogger("pie.index.feed")
 _READS_AT_ONCE = 4
 """Places read as a whole at the same time: each costs Redis and us some milliseconds a thousand pages."""
 
-_EVENTS_AT_ONCE = 32
-"""Events taken from each stream in one answer. Each has 256 entries at most, and an entry takes about
-a microsecond, so that nobody else on the event loop waits for more than some milliseconds."""
-
 _TURN_BYTES = 64_000
 """Events are taken in for so long, about a millisecond, before others on the event loop have a turn."""
 
@@ -51,8 +54,6 @@ _BLIND = 0.25
 have been alive and Redis forgotten it, because one of us three stood still."""
 
 _LONGEST_RETRY_S = 2.0
-
-_Streams = Sequence[tuple[bytes, Sequence[tuple[bytes, Mapping[bytes, bytes]]]]]
 
 
 @dataclass(slots=True)
@@ -105,6 +106,7 @@ class MirrorFeed:
         self._with_pages = with_pages
         self._on_mode = on_mode
         self._client = make_async_client(url)
+        self._streams = waiter_for(self._client)
         self._limit_s = self._settings.request_timeout_s
         self._reader = PlaceReader(
             self._client, mirror, limit_s=self._limit_s, with_pages=with_pages
@@ -147,6 +149,7 @@ class MirrorFeed:
         self._closing = True
         try:
             await end([*self._reading, *([task] if task is not None else ())])
+            await self._streams.close()
         finally:
             await self._client.aclose()
             self._reachable = False
@@ -172,6 +175,7 @@ class MirrorFeed:
                 self._reachable = False
                 self._set_mode()
                 next_look_s = 0.0
+                await look_anew(self._client)
                 await asyncio.sleep(backoff.next_s())
             except Exception:
                 log.exception("the index feed failed, and goes on")
@@ -314,20 +318,14 @@ class MirrorFeed:
         if not streams:
             await asyncio.sleep(max(wait_s, 0))
             return
-        wait_ms = int(wait_s * 1000)
+        after = {name: followed.last for name, (_, followed) in streams.items()}
         try:
-            async with asking(max(wait_s, 0) + self._limit_s):
-                answer = await self._client.xread(
-                    {name: followed.last for name, (_, followed) in streams.items()},
-                    count=_EVENTS_AT_ONCE,
-                    block=wait_ms if wait_ms > 0 else None,  # 0 would wait for ever
-                )
+            answer = await self._streams.read(after, wait_s, self._limit_s)
         except IndexStrangeError:
             await self._leave_strange(streams)
             return
         turn = 0
-        # The client's types cover both of its protocols and what it may decode.
-        for name, events in cast("_Streams", answer or ()):
+        for name, events in answer:
             place, followed = streams[name.decode()]
             for event_id, fields in events:
                 if not self._take_in(place, followed, event_id, fields):

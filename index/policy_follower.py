@@ -16,7 +16,7 @@ from typing import cast
 
 import msgspec
 
-from pie.index.client import asking, make_async_client
+from pie.index.client import asking, look_anew, make_async_client
 from pie.index.errors import PageIndexError
 from pie.index.orders import read_table
 from pie.index.policy_store import TELL, PlacePolicies, PolicyKeys, PolicyVersion, read_version
@@ -92,6 +92,7 @@ class PolicyFollower:
                 await self._ask()
         except PageIndexError as error:
             self._trouble.begins("policies in Redis cannot be followed: %s", error)
+            await look_anew(self._client)
         except Exception:
             log.exception("a version of the policies was not taken on")
         else:

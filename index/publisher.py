@@ -220,6 +220,7 @@ class Publisher:
                     self._begin_anew()
                     announced = False  # one wait is enough
                 self._set_mode(IndexMode.DEGRADED)
+                await self._remote.look_anew()
                 await asyncio.sleep(backoff.next_s())
             except Exception:
                 # Such as a snapshot that raises: the place must not vanish for good.

@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager
 import msgspec
 import numpy as np
 
-from pie.index.client import asking, is_strange, make_async_client, raise_others
+from pie.index.client import asking, is_strange, look_anew, make_async_client, raise_others
 from pie.index.contract import PlaceRecord
 from pie.index.errors import IndexStrangeError, PlaceFencedError
 from pie.index.names import PlaceKeys, places_key, stream_id
@@ -145,6 +145,10 @@ class RemotePlace:
                 args=[self._record.epoch, self._ttl_ms],
             )
             await self._client.srem(self._places_key, self._record.place)
+
+    async def look_anew(self) -> None:
+        """Find out who answers now, after there was no answer."""
+        await look_anew(self._client)
 
     async def close(self) -> None:
         """Let go of connections, at once."""

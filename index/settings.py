@@ -17,8 +17,9 @@ class IndexSettings(BaseModel):
 
     url: str = Field(
         default="",
-        pattern=r"^($|rediss?://|unix://)",
-        description="Redis to use, such as `redis://host:6379/0`. Empty starts an embedded server.",
+        pattern=r"^($|rediss?(\+sentinel|\+cluster)?://|unix://)",
+        description="Redis to use, such as `redis://host:6379/0`, `redis+sentinel://a,b,c/NAME` or "
+        "`redis+cluster://a,b`: [index.md](index.md#connections). Empty starts an embedded server.",
     )
     data_dir: Path = Field(
         default=Path(".pie/index"),

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable
+from typing import Any
 
 log = logging.getLogger("pie.index.tasks")
 
@@ -13,7 +14,7 @@ _AGAIN_S = 0.25
 _LIMIT_S = 5.0
 
 
-async def end(tasks: Iterable[asyncio.Task[None]], limit_s: float = _LIMIT_S) -> None:
+async def end(tasks: Iterable[asyncio.Task[Any]], limit_s: float = _LIMIT_S) -> None:
     """Cancel tasks and wait until they have ended, but not longer than `limit_s`.
 
     A task must also look at a flag of its owner in every loop: libraries lose a cancellation now and

@@ -9,7 +9,11 @@ import psutil
 import pytest
 from hypothesis import settings
 
-pytest_plugins = ["tests.support.redis_server", "tests.support.s3_server"]
+pytest_plugins = [
+    "tests.support.redis_deployments",
+    "tests.support.redis_server",
+    "tests.support.s3_server",
+]
 
 # Set before any test imports a library that reads it, and inherited by every process that a test starts.
 os.environ.update(

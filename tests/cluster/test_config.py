@@ -142,6 +142,7 @@ def test_a_secret_is_not_shown_by_what_is_said_of_a_mistake() -> None:
 
 def test_the_password_in_a_url_is_not_shown() -> None:
     assert shown("redis://:hunter2@host:6379/0") == '"redis://***@host:6379/0"'
+    assert "hunter2" not in shown("redis+sentinel://a,b/pages?sentinel_password=hunter2&db=1")
 
 
 NUMBERS = [

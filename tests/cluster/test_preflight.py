@@ -159,7 +159,14 @@ def test_a_ray_that_is_not_there_is_one_sentence(tmp_path: Path, address: str) -
 
 
 @pytest.mark.parametrize(
-    "url", ["redis://:hush@host:port", "redis://:hush@127.0.0.1:99999", "redis://:hush@[::1"]
+    "url",
+    [
+        "redis://:hush@host:port",
+        "redis://:hush@127.0.0.1:99999",
+        "redis://:hush@[::1",
+        "redis+sentinel://:hush@a,b",
+        "redis+cluster://:hush@a:b",
+    ],
 )
 def test_a_redis_url_that_is_none_is_one_sentence(tmp_path: Path, url: str) -> None:
     (problem,) = preflight.problems(config(tmp_path, INDEX__URL=url))

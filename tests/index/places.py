@@ -5,8 +5,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 
-import redis.asyncio
-
+from pie.index.client import make_async_client
 from pie.index.conformance import entry, record
 from pie.index.contract import IndexMode
 from pie.index.feed import MirrorFeed
@@ -81,7 +80,7 @@ class Index:
         self.modes: list[IndexMode] = []
         self.feed = self.new_feed(self.mirror)
         self.places: dict[str, Place] = {}
-        self.redis = redis.asyncio.Redis.from_url(settings.url, protocol=2)
+        self.redis = make_async_client(settings.url)
 
     def new_feed(self, mirror: Mirror) -> MirrorFeed:
         return MirrorFeed(

@@ -1,0 +1,119 @@
+"""Waiting for events of many places at once.
+
+Covers one question to a server for all streams, and one for each stream to a Cluster, which refuses
+keys of several slots in one command. Does not cover what events mean (`pie.index.feed`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Protocol, cast
+
+import redis.asyncio
+
+from pie.index.client import CLUSTER_ANSWER_S, asking
+from pie.index.tasks import end
+
+EVENTS_AT_ONCE = 32
+"""Events taken from each stream in one answer. Each has 256 entries at most, and an entry takes about
+a microsecond, so that nobody else on the event loop waits for more than some milliseconds."""
+
+Streams = Sequence[tuple[bytes, Sequence[tuple[bytes, Mapping[bytes, bytes]]]]]
+"""Name of each stream that has something new, and its events with their names."""
+
+
+class StreamWaiter(Protocol):
+    """Waits for what comes after given events."""
+
+    async def read(self, after: Mapping[str, str], wait_s: float, limit_s: float) -> Streams:
+        """Return the events behind those in `after`, by stream; nothing when none came in `wait_s`.
+
+        Raises:
+            IndexUnavailableError: Redis did not answer within `limit_s` more.
+            IndexStrangeError: One of the streams is something else.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Wait for nothing any more."""
+        ...
+
+
+def waiter_for(client: redis.asyncio.Redis) -> StreamWaiter:
+    """Return how to wait with that client."""
+    said: object = client  # typed as what `make_async_client` says that it is
+    if isinstance(said, redis.asyncio.RedisCluster):
+        return _EachStream(client)
+    return _AllStreams(client)
+
+
+async def _ask(
+    client: redis.asyncio.Redis, after: Mapping[str, str], wait_s: float, limit_s: float
+) -> Streams:
+    wait_ms = int(wait_s * 1000)
+    async with asking(max(wait_s, 0) + limit_s):
+        answer = await client.xread(
+            cast("dict[bytes | str | memoryview, int | bytes | str | memoryview]", dict(after)),
+            count=EVENTS_AT_ONCE,
+            block=wait_ms if wait_ms > 0 else None,  # 0 would wait for ever
+        )
+    # The client's types cover both of its protocols and what it may decode.
+    return cast("Streams", answer or ())
+
+
+class _AllStreams:
+    """One command for all."""
+
+    def __init__(self, client: redis.asyncio.Redis) -> None:
+        self._client = client
+
+    async def read(self, after: Mapping[str, str], wait_s: float, limit_s: float) -> Streams:
+        """See `StreamWaiter.read`."""
+        return await _ask(self._client, after, wait_s, limit_s)
+
+    async def close(self) -> None:
+        """See `StreamWaiter.close`."""
+
+
+class _EachStream:
+    """One command for each, all of them under way at once."""
+
+    def __init__(self, client: redis.asyncio.Redis) -> None:
+        self._client = client
+        self._asked: dict[str, tuple[str, asyncio.Task[Streams]]] = {}
+
+    async def read(self, after: Mapping[str, str], wait_s: float, limit_s: float) -> Streams:
+        """See `StreamWaiter.read`."""
+        stale = [name for name, (said, _) in self._asked.items() if after.get(name) != said]
+        await end([self._asked.pop(name)[1] for name in stale])
+        for name in after.keys() - self._asked.keys():
+            waiting_s = CLUSTER_ANSWER_S / 2
+            asked = asyncio.create_task(
+                _ask(self._client, {name: after[name]}, waiting_s, limit_s), name=f"wait for {name}"
+            )
+            self._asked[name] = (after[name], asked)
+        done, _ = await asyncio.wait(
+            [asked for _, asked in self._asked.values()],
+            timeout=max(wait_s, 0),
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        over = [name for name, (_, asked) in self._asked.items() if asked in done]
+        answers = await asyncio.gather(
+            *(self._asked.pop(name)[1] for name in over), return_exceptions=True
+        )
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+        return [
+            stream
+            for answer in answers
+            if not isinstance(answer, BaseException)
+            for stream in answer
+        ]
+
+    async def close(self) -> None:
+        """See `StreamWaiter.close`."""
+        asked = [task for _, task in self._asked.values()]
+        self._asked.clear()
+        await end(asked)
