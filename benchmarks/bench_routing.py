@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
+from benchmarks.live_mock import live_rates, simulated_rates
 from pie.policies.loader import load_policies
 from pie.simulator.cluster import ClusterSpec, SimulatedCluster
 from pie.simulator.cost_model import CostModel
@@ -22,6 +23,7 @@ from pie.simulator.trace import TraceRequest, read_trace
 from pie.simulator.worker import PoolStores
 
 CLIENTS = 8
+LIVE_SPEED = 40.0
 PEERS = (
     "SglangThreshold",
     "RayPrefixAffinity",
@@ -54,6 +56,7 @@ def run() -> dict[str, object]:
         "cost, pool of computed pages": _closed(POOLED[PoolStores.BEHIND], "cost", trace),
         "cost, pool of pages that left": _closed(POOLED[PoolStores.SPILL], "cost", trace),
     }
+    results["live_mock_cluster_closed_loop_of_8"] = _live(trace)
     first, again = (_open(FOUR, "cost", trace) for _ in range(2))
     results["the_same_twice"] = _figures(first[0]) == _figures(again[0])
     results["requests_a_minute"] = round(60 * len(trace) / min(first[1], again[1]))
@@ -65,6 +68,23 @@ def run() -> dict[str, object]:
         "cost": _figures(_open(EIGHT, "cost", trace)[0])
     }
     return results
+
+
+def _live(trace: Sequence[TraceRequest]) -> dict[str, object]:
+    """Return what mock workers behind a real router and index find, beside what the simulator says."""
+    policies = "cluster: {routing: cost}"
+    simulated = simulated_rates(FOUR, policies, trace, clients=CLIENTS)
+    live = live_rates(FOUR, policies, trace, clients=CLIENTS, speed=LIVE_SPEED)
+    figures: dict[str, object] = {
+        "live_hit_rate": round(live.hit_rate, 4),
+        "simulated_hit_rate": round(simulated.hit_rate, 4),
+        "differ_by": round(abs(live.hit_rate - simulated.hit_rate), 4),
+        "must_differ_by_at_most": 0.01,
+        "live_busiest_over_mean": round(live.busiest_over_mean, 3),
+        "simulated_busiest_over_mean": round(simulated.busiest_over_mean, 3),
+    }
+    print("live", figures)
+    return figures
 
 
 def stampede(requests: int = 6_000, per_s: float = 110.0, seed: int = 1) -> list[TraceRequest]:

@@ -138,23 +138,26 @@ class SimulatedWorker:
             stored, end = changes[at].stored, at
             while end < len(changes) and changes[end].stored is stored:
                 end += 1
-            self._publish([self._entry(change.page) for change in changes[at:end]], stored)
+            pages = (change.page for change in changes[at:end])
+            self._publish([device_entry(page, self._page_bytes) for page in pages], stored)
             at = end
 
     def _frozen(self, sequence: Sequence, new: list[int]) -> None:
         assert self._pool is not None
         self._pool.put([sequence.working_set.page(index) for index in new])
 
-    def _entry(self, page: FrozenPage) -> PageEntry:
-        return PageEntry(
-            page.key,
-            page.parent,
-            page.index,
-            Part.FULL,
-            Tier.DEVICE,
-            self._page_bytes,
-            page.tenant_tag,
-        )
+
+def device_entry(page: FrozenPage, page_bytes: int) -> PageEntry:
+    """Return what the index is told of a page in device memory."""
+    return PageEntry(
+        page.key,
+        page.parent,
+        page.index,
+        Part.FULL,
+        Tier.DEVICE,
+        page_bytes,
+        page.tenant_tag,
+    )
 
 
 class _Spill:

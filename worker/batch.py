@@ -10,8 +10,11 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    # A simulation shares page tables and schedulers, and should not wait for torch.
+    import torch
 
 PageSlot = int
 """Number of a physical page in the arena, from 0."""
