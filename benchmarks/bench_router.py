@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 
 import uvloop
 
+from pie.cluster.collector import keep_pauses_short
 from pie.index.server import EmbeddedServer
 from pie.index.settings import IndexSettings
 from pie.router.service import RouterService
@@ -127,6 +128,8 @@ async def _route(index: str) -> None:
     await service.start()
     while not service.status().ready:  # noqa: ASYNC110
         await asyncio.sleep(0.05)
+    # As the process of a router does.
+    keep_pauses_short()
     print(service.url, flush=True)
     await asyncio.Event().wait()
 

@@ -18,6 +18,8 @@ from typing import Any, Protocol, TypeVar
 
 import uvloop
 
+from pie.cluster.collector import keep_pauses_short
+
 log = logging.getLogger("pie.cluster.host")
 _T = TypeVar("_T")
 
@@ -131,6 +133,8 @@ class Host:
             log.exception("%s failed to start", self._name)
             self._state = State(Phase.FAILED, f"{type(error).__name__}: {error}", expected=False)
         else:
+            # Before anybody waits for it.
+            keep_pauses_short()
             self._state = State(Phase.READY, address)
 
     def _progress(self, detail: str) -> None:

@@ -23,6 +23,7 @@ from uvicorn.server import ServerState
 from pie.router.errors import ApiError, invalid, unavailable
 from pie.router.metrics import RouterMetrics
 from pie.router.settings import RouterSettings
+from pie.router.transport import AnswerTransport
 
 log = logging.getLogger("pie.router.connection")
 
@@ -108,7 +109,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to listen, if there is room for one more."""
-        super().connection_made(transport)
+        super().connection_made(AnswerTransport(transport, self.loop))
         most = self._door.settings.max_connections
         if len(self.connections) > most and not self._door.make_room():
             if len(self.connections) > most + _MOST_AHEAD:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import pairwise
 
 import msgspec
 
@@ -52,12 +52,15 @@ def misses(
     if cached == prompt_tokens - 1 and cached >= full - 1:
         reason = MissReason.LAST_TOKEN if full == prompt_tokens else MissReason.PARTIAL_PAGE
         return (Miss(cached, 1, reason),)
-    pages = range(cached // page_tokens, full // page_tokens)
-    told = [
-        Miss(run[0] * page_tokens, len(run) * page_tokens, reason)
-        for reason, found in groupby(pages, lambda page: _reason(page, started, promise))
-        for run in (list(found),)
-    ]
+    first, end = cached // page_tokens, full // page_tokens
+    edges = sorted({first, end, *(at for at in _edges(started, promise) if first < at < end)})
+    told: list[Miss] = []
+    for at, until in pairwise(edges):
+        reason, tokens = _reason(at, started, promise), (until - at) * page_tokens
+        if told and told[-1].reason is reason:
+            told[-1] = Miss(told[-1].at, told[-1].tokens + tokens, reason)
+        else:
+            told.append(Miss(at * page_tokens, tokens, reason))
     if told and cached > told[0].at:
         # A recurrent model may go on from the middle of what is a page to others.
         gone = cached - told[0].at
@@ -66,6 +69,17 @@ def misses(
         at = max(full, cached)
         told.append(Miss(at, prompt_tokens - at, MissReason.PARTIAL_PAGE))
     return tuple(told)
+
+
+def _edges(started: Started, promise: Promise) -> Iterator[int]:
+    """Yield every page before which the reason may change."""
+    yield from (promise.own_pages, promise.other_pages, promise.tenant_pages)
+    for at, source in _placed(started):
+        yield from (at, at + source.loaded_pages, at + source.pages)
+    at = started.missed_from
+    for run in started.missed:
+        at += run.pages
+        yield at
 
 
 def _reason(page: int, started: Started, promise: Promise) -> MissReason:

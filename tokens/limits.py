@@ -35,6 +35,7 @@ _SMALL_BYTES = 32
 _FIRST_SWEEP_BYTES = 8 * _MIB
 _MAX_BITS = 16_384
 """Size of an integer; Python writes none of more than 4,300 digits, which is a little less."""
+_sizeof = sys.getsizeof
 _ALONE = {0: [0]}
 _REFERENCES = sys.getrefcount(_ALONE[0])
 """Of a value that its note alone refers to; releases of Python differ."""
@@ -105,6 +106,23 @@ class Run:
                 "The chat template searches a text in a way that takes too long."
             )
         self.tick(1 + comparisons // 4096)
+
+    def joined(self, left: str, right: str) -> str:
+        """Return `left + right` as `check_size` and `note` would have it: templates do little else."""
+        chars = len(left) + len(right)
+        if chars > self.limits.output_chars:
+            self.check_size(chars)
+        self._ticks += 1 + (chars >> 12)
+        if self._ticks >= _TICKS_PER_LOOK:
+            self.tick(0)
+        text = left + right
+        notes, key = self._notes, id(text)
+        if key not in notes:
+            notes[key] = text
+            self._noted_bytes += _sizeof(text) + _NOTE_BYTES
+            if self._noted_bytes > self._sweep_bytes:
+                self._sweep()
+        return text
 
     def note(self, value: T) -> T:
         """Return a value just made, its memory counted."""

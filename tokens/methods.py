@@ -12,6 +12,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from itertools import islice
 from typing import SupportsIndex
 
@@ -117,11 +118,19 @@ _ALLOWED: tuple[tuple[type, frozenset[str]], ...] = (
 
 def is_allowed(value: object, name: str) -> bool:
     """Whether templates may use this attribute, which `value` has."""
-    for kind, names in _ALLOWED:
-        if isinstance(value, kind):
-            return name in names
+    # mypy takes the type of an object for unhashable.
+    names = _names(type(value))  # type: ignore[arg-type]
+    return names is None or name in names
+
+
+@lru_cache(maxsize=256)
+def _names(kind: type) -> frozenset[str] | None:
+    """Return the attributes that templates may use of values of a type; None where they may use all."""
+    for allowed, names in _ALLOWED:
+        if issubclass(kind, allowed):
+            return names
     # Loops, macros, namespaces and the like; what else there is has nothing for templates.
-    return type(value).__module__.startswith(("jinja2.", "pie."))
+    return None if kind.__module__.startswith(("jinja2.", "pie.")) else frozenset()
 
 
 def check_method(

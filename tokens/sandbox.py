@@ -119,10 +119,8 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     ) -> Any:  # noqa: ANN401
         """Work out a binary operation, unless its result would be too large."""
         if operator == "+" and type(left) is str and type(right) is str:
-            # Most of what templates do, in a quarter of the time.
-            run = current()
-            run.check_size(len(left) + len(right))
-            return run.note(left + right)
+            # Most of what templates do, in a fraction of the time.
+            return current().joined(left, right)
         _BINARY_CHECKS[operator](left, right)
         return current().note(super().call_binop(context, operator, left, right))
 

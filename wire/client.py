@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 
 from pie.page.events import Epoch
 from pie.wire import codec
@@ -44,11 +44,12 @@ OnMessage = Callable[[Message, Sequence[memoryview]], None]
 """Takes a message that answers no request. Must not block."""
 
 _CREDIT_RETRY_S = 0.01
-_CREDIT_WAIT_S = 0.002
+_CREDIT_WAIT_S = 0.02
 """Credit for a few messages waits so long for that of others: each sending takes a tenth of a
 millisecond, for which an answer that has just come would wait."""
 _CREDIT_SHARE = 4
-"""A part of the credit that is worth a message of its own: the sender has the rest meanwhile."""
+"""A part of the credit that is worth a message of its own, of messages or of bytes: the sender has the
+rest meanwhile."""
 _ANSWERS = (
     LookupResult,
     PutResult,
@@ -103,6 +104,7 @@ class WireClient:
         self._pending: dict[str, Answers] = {}
         self._window = Window(self._settings.inflight_requests, self._settings.inflight_bytes)
         self._ungranted = 0
+        self._ungranted_bytes = 0
         self._grant_is_due = False
         self._link = Link(
             address,
@@ -203,8 +205,7 @@ class WireClient:
             loan.close()
             if answers is not None:
                 self._finish(request_id, loan)
-        if isinstance(answer[0], PageData):
-            self._credit(1)
+        self._handled([answer])
         return answer
 
     async def stream(
@@ -246,8 +247,7 @@ class WireClient:
                 try:
                     yield answer
                 finally:
-                    if isinstance(answer[0], PageData):
-                        self._credit(1)
+                    self._handled([answer])
         except BaseException as error:
             if answers is not None:
                 self._abandon(request_id, error)
@@ -282,8 +282,7 @@ class WireClient:
             self._link.push(codec.encode(Cancel(request_id)))
 
     def _finish(self, request_id: str, loan: Loan) -> None:
-        left = self._pending.pop(request_id).drop()
-        self._credit(sum(isinstance(message, PageData) for message, _ in left))
+        self._handled(self._pending.pop(request_id).drop())
         self._window.give(loan.bytes)
 
     def _on_parts(self, message: Message, frames: list[memoryview]) -> None:
@@ -302,10 +301,10 @@ class WireClient:
                 self._pass_on(message, frames)
             else:
                 self.counters.stale_epochs += 1
-            self._credit(1)
+            self._handled([(message, frames)])
         elif isinstance(message, PageData):
             self.counters.late_answers += 1
-            self._credit(1)
+            self._handled([(message, frames)])
         elif isinstance(message, _ANSWERS):
             self.counters.late_answers += 1
         elif isinstance(message, Refused) and not request_id:
@@ -325,12 +324,23 @@ class WireClient:
             self.counters.failures += 1
             _log.exception("Taking a %s failed.", type(message).__name__)
 
-    def _credit(self, messages: int) -> None:
+    def _handled(self, answers: Iterable[Answer]) -> None:
+        """Give credit for those of them that cost the sender some."""
+        costly = [
+            frames for message, frames in answers if isinstance(message, StepTokens | PageData)
+        ]
+        if costly:
+            self._credit(len(costly), sum(frame.nbytes for frames in costly for frame in frames))
+
+    def _credit(self, messages: int, size_bytes: int = 0) -> None:
         """Give credit, together with that for what else comes in a moment."""
-        if not messages:
-            return
         self._ungranted += messages
-        if self._ungranted * _CREDIT_SHARE >= self._settings.credit_messages:
+        self._ungranted_bytes += size_bytes
+        settings = self._settings
+        if (
+            self._ungranted * _CREDIT_SHARE >= settings.credit_messages
+            or self._ungranted_bytes * _CREDIT_SHARE >= settings.credit_bytes
+        ):
             self._send_credit()
         elif not self._grant_is_due:
             self._grant_is_due = True
@@ -345,14 +355,14 @@ class WireClient:
         if not self.is_up or not self._ungranted:
             return
         if self._link.push(codec.encode(Credit(self._ungranted))):
-            self._ungranted = 0
+            self._ungranted = self._ungranted_bytes = 0
         elif not self._grant_is_due:
             self._grant_is_due = True
             self._loop.call_later(_CREDIT_RETRY_S, self._grant)
 
     def _went_up(self, epoch: Epoch) -> None:
         # The server counts credit anew for every connection.
-        self._ungranted = 0
+        self._ungranted = self._ungranted_bytes = 0
         self._call(lambda: self._on_up(epoch) if self._on_up is not None else None)
 
     def _went_down(self, reason: str) -> None:
