@@ -1,12 +1,15 @@
 """What a router asks of the index, and what the index costs.
 
 Keys and the longest match of a long prompt among many places, a direct look-up in Redis as a hint and
-exact, how fast events go into a mirror, and how long a router that starts anew needs to know a million
-pages. Redis is the server that Pie brings along; everything runs in this process, on one core.
+exact, how fast events go into a mirror, how long a router that starts anew needs to know a million
+pages, and when two routers know of a page that was stored or removed. Redis is the server that Pie brings
+along; all but that and the two routers' mirrors runs in this process, on one core.
 """
 
 from __future__ import annotations
 
+import asyncio
+import multiprocessing
 import random
 import shutil
 import statistics
@@ -14,6 +17,7 @@ import tempfile
 import time
 from array import array
 from collections.abc import Callable, Iterable, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import uvloop
@@ -43,6 +47,8 @@ PLACES = 64
 PAGES = 1_000_000
 EVENT_PAGES = 64
 ROUNDS = 200
+CHANGES = 200
+BUSY_PAGES_PER_S = 10_000
 ROOT = model_root(fingerprint=b"bench", dtype="float32", page_tokens=PAGE_TOKENS, layout_id="bench")
 MASK = part_bit(Part.FULL, Tier.DEVICE)
 
@@ -54,6 +60,7 @@ def run() -> dict[str, object]:
         "match": _match(),
         "events_pages_per_s": _events(),
         "redis": uvloop.run(_redis()),
+        "two_routers": uvloop.run(_two_routers()),
     }
 
 
@@ -153,6 +160,95 @@ async def _redis() -> dict[str, object]:
     finally:
         server.stop()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+async def _two_routers() -> dict[str, object]:
+    """Time when the mirrors of two processes have a change, while another place is busy."""
+    folder = Path(tempfile.mkdtemp(prefix="pie-bench-"))
+    server = EmbeddedServer(folder / "index", persist=False)
+    spawn = multiprocessing.get_context("spawn")
+    try:
+        settings = IndexSettings(url=server.start())
+        page = PageEntry(_strangers(0, 1)[0], RootKey(ROOT), 0, Part.FULL, Tier.DEVICE, 64)
+        place = _publisher(settings, _record(0), [])
+        busy = _publisher(settings, _record(1), [])
+        pipes = [spawn.Pipe() for _ in range(2)]
+        routers = [
+            spawn.Process(target=_watch, args=(settings.url, page.key, there)) for _, there in pipes
+        ]
+        for publisher in (place, busy):
+            await publisher.start()
+            await publisher.flushed(30.0)
+        for router, (_, there) in zip(routers, pipes, strict=True):
+            router.start()
+            there.close()  # Theirs alone, so that one that fails is not waited for.
+        for here, _ in pipes:
+            await _told(here)
+        noise = asyncio.create_task(_be_busy(busy))
+        apart_ms: list[float] = []
+        known_ms: list[float] = []
+        draw = random.Random(1)
+        for number in range(CHANGES):
+            await asyncio.sleep(draw.uniform(0.0, 0.04))
+            changed_s = time.monotonic()
+            (place.removed if number % 2 else place.stored)([page])
+            seen_s = [await _told(here) for here, _ in pipes]
+            apart_ms.append(abs(seen_s[0] - seen_s[1]) * 1e3)
+            known_ms.append((max(seen_s) - changed_s) * 1e3)
+        noise.cancel()
+        for router in routers:
+            router.join()
+        for publisher in (place, busy):
+            await publisher.close()
+        return {
+            "changes": CHANGES,
+            "other_pages_per_s": BUSY_PAGES_PER_S,
+            "apart_ms_median": round(statistics.median(apart_ms), 2),
+            "apart_ms_99": round(statistics.quantiles(apart_ms, n=100)[98], 2),
+            "apart_ms_most": round(max(apart_ms), 2),
+            "known_to_both_ms_median": round(statistics.median(known_ms), 2),
+            "known_to_both_ms_most": round(max(known_ms), 2),
+        }
+    finally:
+        server.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def _told(here: Connection) -> float:
+    """Return what a router's process says next."""
+    assert await asyncio.to_thread(here.poll, 30.0), "a router's process does not answer"
+    said: float = here.recv()
+    return said
+
+
+async def _be_busy(publisher: Publisher) -> None:
+    for number in range(1_000_000):
+        some = [
+            PageEntry(key, RootKey(ROOT), 0, Part.FULL, Tier.DEVICE, 64)
+            for key in _strangers(number % 100 + 100, BUSY_PAGES_PER_S // 100)
+        ]
+        (publisher.removed if number // 100 % 2 else publisher.stored)(some)
+        await asyncio.sleep(0.01)
+
+
+def _watch(url: str, key: PageKey, there: Connection) -> None:
+    """Be a router that looks at one page all the time; tell when it came and went."""
+    uvloop.run(_watched(url, key, there))
+
+
+async def _watched(url: str, key: PageKey, there: Connection) -> None:
+    mirror = Mirror()
+    feed = MirrorFeed(url, mirror)
+    await feed.start()
+    assert await feed.ready(30.0)
+    there.send(time.monotonic())
+    seen = 0
+    while seen < CHANGES:
+        if bool(mirror.matches([key])) is (seen % 2 == 0):
+            seen += 1
+            there.send(time.monotonic())
+        await asyncio.sleep(0.0005)
+    await feed.close()
 
 
 def _publisher(settings: IndexSettings, record: PlaceRecord, keys: Sequence[PageKey]) -> Publisher:

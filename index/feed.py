@@ -53,6 +53,9 @@ _BLIND = 0.25
 """The part of a place's time to live after which a look counts as late: between looks, a place may
 have been alive and Redis forgotten it, because one of us three stood still."""
 
+_WHILE_READING_S = 0.02
+"""Longest wait for events while places are read as a whole: theirs are not among those waited for."""
+
 _LONGEST_RETRY_S = 2.0
 
 
@@ -310,6 +313,8 @@ class MirrorFeed:
 
     async def _read_events(self, wait_s: float) -> None:
         """Wait for events of the followed places, and take them in."""
+        if self._reading:
+            wait_s = min(wait_s, _WHILE_READING_S)
         streams = {
             followed.keys.stream: (place, followed)
             for place, followed in self._followed.items()
