@@ -40,6 +40,15 @@ def test_what_a_program_must_not_do_is_tried() -> None:
         "network",
         "sockets of this host",
         "signals to others",
+        "datagrams to sockets of this host",
+        "signals by way of sockets",
+        "how other processes are scheduled",
+        "outliving its worker",
+        "shared memory",
+        "memory outside its address space",
+        "message queues",
+        "semaphores",
+        "watching files",
     ],
 )
 def test_where_nothing_is_kept_from_it_an_attempt_goes_through(name: str) -> None:
@@ -53,6 +62,6 @@ def test_what_does_not_hold_is_said() -> None:
     )
     holds, text = told(open_host)
     assert not holds
-    assert "kept from: network                  NO" in text
+    assert "kept from: network                            NO" in text
     assert text.count("NOT HERE") == 2
     assert "docs/security.md" in text

@@ -11,12 +11,14 @@ import asyncio
 import codecs
 import contextlib
 import enum
+import importlib.util
 import os
 import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -27,6 +29,7 @@ from pie.wire.programs import Begin, Finished, FromProgram, decode_from_program
 from pie.worker.settings import ProgramSettings
 
 _MODULE = "pie.inferlet.process"
+_LIBRARIES = ("pie.inferlet", "msgspec", "numpy")
 _ENDS_S = 5.0
 """How long a program that has finished, or whose process was killed, may take to be gone."""
 _READ_BYTES = 1 << 16
@@ -216,14 +219,35 @@ _SENTENCES = {
 
 
 def program_environment() -> dict[str, str]:
-    """Return what a program's process needs to find Python's libraries, and no more."""
+    """Return what a program's process needs to find Python's libraries, and no more.
+
+    All of `sys.path` would be too much: on it are the folder in which a cluster was started and that of its script,
+    and a program may read what is on its path.
+    """
     return {
         "LANG": "C.UTF-8",
-        "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
+        "PYTHONPATH": os.pathsep.join(_library_folders()),
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONUNBUFFERED": "1",
         # A program's arithmetic stays off the model's cores.
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
+        # Nor does Arrow's memory have a thread, which would not be confined (`pie.inferlet.confine`).
+        "JE_ARROW_MALLOC_CONF": "background_thread:false",
     }
+
+
+def _library_folders() -> list[str]:
+    """Return those entries of `sys.path` on which the libraries of a program's process were found."""
+    specs = {name: importlib.util.find_spec(name) for name in _LIBRARIES}
+    origins = {
+        str(Path(*name.split("."), "__init__.py")): spec.origin
+        for name, spec in specs.items()
+        if spec is not None
+    }
+    return [
+        entry
+        for entry in dict.fromkeys(sys.path)
+        if entry and any(origin == str(Path(entry, file)) for file, origin in origins.items())
+    ]
