@@ -22,14 +22,14 @@ class Sampler:
     """A draw by the engine.
 
     Attributes:
-        temperature: 0 takes the likeliest token.
+        temperature: 0 takes the likeliest token; at most 100.
         top_p: Draw from the fewest likeliest tokens that hold this share.
         top_k: Draw from so many likeliest tokens; 0 from all.
         min_p: Draw from tokens at least this likely, relative to the likeliest.
         seed: The same seed draws the same tokens; None draws another one each time.
-        frequency_penalty: Taken off a token's logit for each time it was generated.
-        presence_penalty: Taken off once it was.
-        logit_bias: Added to logits, by token id.
+        frequency_penalty: Taken off a token's logit for each time it was generated; -2 to 2.
+        presence_penalty: Taken off once it was; -2 to 2.
+        logit_bias: Added to logits, by token id; -100 to 100.
     """
 
     temperature: float = 1.0

@@ -35,7 +35,7 @@ from pie.worker.forks import Forks, parent_of
 from pie.worker.generation import Generation, RequestKey, Vocabulary
 from pie.worker.loadable import Loadable
 from pie.worker.offload import Offload
-from pie.worker.outcome import Drawn, Outcome, StepRunner, compute
+from pie.worker.outcome import Drawn, Outcome, StepRunner, attempt
 from pie.worker.page_table import Change, PageTable
 from pie.worker.programs.commands import ProgramBegan, ProgramCall, ProgramEnded
 from pie.worker.programs.lane import ProgramLane
@@ -352,26 +352,23 @@ class Engine:
 
     def _run(self, plan: StepPlan, passes: list[Pass]) -> None:
         started_s = self._clock()
-        sizes = [chunk.tokens for chunk in plan.chunks] + [len(one.token_ids) for one in passes]
+        outcome, reason = attempt(
+            self._runner,
+            [(chunk, self._drawing(chunk)) for chunk in plan.chunks],
+            self._vocabulary.tokenizer.token_bytes,
+            passes,
+        )
+        if reason and self._programs is not None:
+            self._programs.fail(f"the model failed in this step: {reason}", self._clock())
+        if outcome is None:
+            for chunk in plan.chunks:
+                generation = self._by_number[chunk.sequence.number]
+                self._fail(generation, f"the model failed in this request's step: {reason}")
+            return
+        sizes = [chunk.tokens for chunk in plan.chunks]
+        sizes += [] if reason else [len(one.token_ids) for one in passes]
         prefill = sum(size for size in sizes if size > 1)
         decode = sum(sizes) - prefill
-        try:
-            outcome = compute(
-                self._runner,
-                [(chunk, self._drawing(chunk)) for chunk in plan.chunks],
-                self._vocabulary.tokenizer.token_bytes,
-                passes,
-            )
-        except Exception as error:
-            log.exception("a step of %d sequences failed", len(sizes))
-            if self._programs is not None:
-                self._programs.fail(f"the model failed in this step: {error}", self._clock())
-            for chunk in plan.chunks:
-                self._fail(
-                    self._by_number[chunk.sequence.number],
-                    f"the model failed in this request's step: {type(error).__name__}: {error}",
-                )
-            return
         now_s = self._clock()
         self._times.saw(prefill_tokens=prefill, decode_tokens=decode, seconds=now_s - started_s)
         self._counters.steps += 1

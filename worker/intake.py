@@ -6,7 +6,6 @@ step. Does not cover how busy the worker is (`pie.worker.scheduler`).
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +20,14 @@ _MOST_STOPS = 256
 _MOST_BAD_WORDS = 512
 _MOST_BIASES = 4096
 """Biases are put together anew at each step, a microsecond each."""
+_MOST_BAD_WORD_TOKENS = 1 << 18
+"""Of all bad words together, which are compared at each step."""
+_MOST_BIAS = 100.0
+_MOST_PENALTY = 2.0
+_MOST_TEMPERATURE = 100.0
+_SCALES = (0.01, 10.0)
+"""Repetition penalties. Beyond these bounds a logit in float32 may become an infinity, and a row of
+them one that nothing can be drawn from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,28 +93,41 @@ def check_sampling(sampling: Sampling) -> None:
     wrong = [
         text
         for good, text in (
-            (0 <= sampling.temperature < math.inf, "temperature must be 0 or more"),
+            (
+                0 <= sampling.temperature <= _MOST_TEMPERATURE,
+                f"temperature must be between 0 and {_MOST_TEMPERATURE:g}",
+            ),
             (0 < sampling.top_p <= 1, "top_p must be above 0 and at most 1"),
             (sampling.top_k >= 0, "top_k must be 0 or more"),
             (0 <= sampling.min_p <= 1, "min_p must be between 0 and 1"),
-            (math.isfinite(sampling.frequency_penalty), "frequency_penalty must be a number"),
-            (math.isfinite(sampling.presence_penalty), "presence_penalty must be a number"),
             (
-                all(map(math.isfinite, sampling.logit_bias.values())),
-                "logit_bias must hold numbers",
+                abs(sampling.frequency_penalty) <= _MOST_PENALTY,
+                f"frequency_penalty must be between -{_MOST_PENALTY:g} and {_MOST_PENALTY:g}",
+            ),
+            (
+                abs(sampling.presence_penalty) <= _MOST_PENALTY,
+                f"presence_penalty must be between -{_MOST_PENALTY:g} and {_MOST_PENALTY:g}",
+            ),
+            (
+                all(abs(value) <= _MOST_BIAS for value in sampling.logit_bias.values()),
+                f"logit_bias must hold numbers between -{_MOST_BIAS:g} and {_MOST_BIAS:g}",
             ),
             (
                 len(sampling.logit_bias) <= _MOST_BIASES,
                 f"logit_bias must have at most {_MOST_BIASES} entries",
             ),
             (
-                0 < sampling.repetition_penalty < math.inf,
-                "repetition_penalty must be above 0",
+                _SCALES[0] <= sampling.repetition_penalty <= _SCALES[1],
+                f"repetition_penalty must be between {_SCALES[0]:g} and {_SCALES[1]:g}",
             ),
             (sampling.min_tokens >= 0, "min_tokens must be 0 or more"),
             (
                 len(sampling.bad_words) <= _MOST_BAD_WORDS and all(sampling.bad_words),
                 f"bad_words must be at most {_MOST_BAD_WORDS} sequences, none of them empty",
+            ),
+            (
+                sum(map(len, sampling.bad_words)) <= _MOST_BAD_WORD_TOKENS,
+                f"bad_words must have at most {_MOST_BAD_WORD_TOKENS} tokens together",
             ),
             (
                 sampling.logprobs is None or 0 <= sampling.logprobs <= _MOST_LOGPROBS,

@@ -6,6 +6,7 @@ follows from it (`pie.worker.engine`).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -18,6 +19,8 @@ from pie.worker.generation import Generation
 from pie.worker.logprobs import TokenBytes, position_logprobs
 from pie.worker.sampling import draw, finite_rows
 from pie.worker.scheduler import Chunk
+
+log = logging.getLogger("pie.worker.outcome")
 
 
 class StepRunner(Protocol):
@@ -50,6 +53,29 @@ class Outcome:
     """Log-probabilities of the prompt tokens that a chunk is the first to tell of, where wanted."""
     drawn: dict[int, list[Drawn]] = field(default_factory=dict)
     """What was drawn after each chunk that draws: a token for each generation in order."""
+
+
+def attempt(
+    runner: StepRunner,
+    chunks: Sequence[tuple[Chunk, Sequence[Generation]]],
+    token_bytes: TokenBytes,
+    others: Sequence[Pass] = (),
+) -> tuple[Outcome | None, str]:
+    """Compute a step; where that fails with `others` in it, once more without them.
+
+    Returns what came, None where nothing did, and why the first time failed: `others` are not in
+    the outcome then.
+    """
+    reason = ""
+    for passes in (others, ()) if others else ((),):
+        if not (chunks or passes):
+            break
+        try:
+            return compute(runner, chunks, token_bytes, passes), reason
+        except Exception as error:
+            log.exception("a step of %d sequences failed", len(chunks) + len(passes))
+            reason = reason or f"{type(error).__name__}: {error}"
+    return None, reason
 
 
 @torch.inference_mode()

@@ -195,7 +195,8 @@ def _pick(weights: torch.Tensor, draws: torch.Tensor) -> list[int]:
     # A draw is below 1, so some token passes it; rounding could still reach the total.
     total = ends[:, -1]
     passed = (draws * total).minimum(total.nextafter(torch.zeros_like(total)))[:, None]
-    block = torch.searchsorted(ends, passed, right=True)
+    # Weights that are not numbers pass nothing: a wrong token, and nothing outside of the row.
+    block = torch.searchsorted(ends, passed, right=True).clamp(max=ends.shape[1] - 1)
     before = torch.where(block > 0, ends.gather(1, (block - 1).clamp(min=0)), 0.0)
     inside = blocks.gather(1, block[:, :, None].expand(-1, -1, _BLOCK))[:, 0]
     at = torch.searchsorted(before + inside.cumsum(dim=-1, dtype=torch.float64), passed, right=True)

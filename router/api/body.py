@@ -142,7 +142,7 @@ class GenerationBody(BaseModel):
     )
     repetition_penalty: float | None = Field(
         default=None,
-        gt=0,
+        ge=0.01,
         le=10,
         description="Above 1 makes tokens of prompt and answer less likely to come again.",
     )

@@ -4,8 +4,9 @@ Covers the cases and the comparison with `pie.worker.attention.reference`; a bac
 `for case in CASES: run(backend, case)`. Does not cover a model around the attention, whose tests
 compare with transformers.
 
-Pages are scattered over an arena whose other slots hold large numbers, so that a backend that reads
-beside its sequence shows it.
+Pages are scattered over an arena whose other slots hold large numbers or none at all, as a program's pass
+may leave them, so that a backend that reads beside its sequence shows it; so do slots that no token
+of a piece attends to.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 from pie.worker.attention import reference
 from pie.worker.attention.protocol import AttentionBackend, AttentionSpec, Capabilities, Span
 
-_GARBAGE = 60.0
+_GARBAGE = (60.0, float("nan"))
 
 _TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 2e-3}
 """Largest error of an output, over the largest value. A weight is rounded to the dtype before it
@@ -35,8 +36,8 @@ class Piece:
     start: int
     tokens: int
     mask: str = ""
-    """`""`, `random`, `holes`: random with tokens that may attend to nothing, or `heads`: another
-    random one for each layer and head."""
+    """`""`, `random`, `holes`: random with tokens that may attend to nothing, `dead`: random with slots
+    that nothing attends to, or `heads`: another random one for each layer and head."""
     scores_queries: int = 0
     is_written: bool = True
 
@@ -120,6 +121,7 @@ _FLOAT32 = (
     Case("reads_frozen_pages", _spec(), _FROZEN),
     Case("mask", _spec(), (Piece(0, 20, "random"), Piece(40, 1, "random"), Piece(21, 9, "random"))),
     Case("mask_that_leaves_nothing", _spec(), (Piece(0, 20, "holes"), Piece(33, 1, "holes"))),
+    Case("mask_over_dead_slots", _spec(), (Piece(20, 20, "dead"), Piece(40, 1, "dead"))),
     Case("mask_of_heads", _spec(), (Piece(0, 20, "heads"), Piece(40, 1, "heads"), Piece(5, 3))),
     Case("mask_of_heads_and_window", _spec(window=12), (Piece(30, 9, "heads", 2), Piece(50, 1))),
     Case("mask_and_window", _spec(window=12), (Piece(30, 9, "holes"), Piece(50, 1))),
@@ -169,8 +171,8 @@ def run(backend: AttentionBackend, case: Case, device: torch.device | str = "cpu
     with torch.inference_mode():
         plan.attend(1, case.spec, step.query, step.key, step.value, step.keys, step.values, out)
     want, want_scores = _expected(case)
-    assert torch.equal(before[0], step.keys), f"{case}: the arena's keys were written"
-    assert torch.equal(before[1], step.values), f"{case}: the arena's values were written"
+    assert _same(before[0], step.keys), f"{case}: the arena's keys were written"
+    assert _same(before[1], step.values), f"{case}: the arena's values were written"
     error = float((out.cpu().double() - want).abs().max() / want.abs().max())
     assert error <= _TOLERANCE[case.dtype], f"{case}: outputs are off by {error:.2e}"
     for span, scores in zip(step.spans, want_scores, strict=True):
@@ -179,6 +181,11 @@ def run(backend: AttentionBackend, case: Case, device: torch.device | str = "cpu
             assert off <= _SCORE_TOLERANCE, f"{case}: scores are off by {off:.2e}"
             assert not span.scores[0].any(), f"{case}: another layer's scores were written"
     return error
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Say whether two tensors hold the same bytes: NaN is like itself."""
+    return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
 class _Step:
@@ -198,12 +205,8 @@ class _Step:
         self.query = noise(rows, spec.query_heads, spec.key_dim)
         self.key = noise(rows, spec.kv_heads, spec.key_dim)
         self.value = noise(rows, spec.kv_heads, spec.value_dim)
-        self.keys = torch.full(
-            (total, page_tokens, spec.kv_heads, spec.key_dim), _GARBAGE, dtype=case.dtype
-        )
-        self.values = torch.full(
-            (total, page_tokens, spec.kv_heads, spec.value_dim), _GARBAGE, dtype=case.dtype
-        )
+        self.keys = _garbage(case, total, spec.kv_heads, spec.key_dim)
+        self.values = _garbage(case, total, spec.kv_heads, spec.value_dim)
         self.spans: list[Span] = []
         row = 0
         for piece, count in zip(case.pieces, pages, strict=True):
@@ -217,6 +220,12 @@ class _Step:
                 else:
                     self.keys[page, offset] = noise(spec.kv_heads, spec.key_dim)
                     self.values[page, offset] = noise(spec.kv_heads, spec.value_dim)
+            mask = _mask(piece, end, draw, spec.query_heads)
+            if piece.mask == "dead":
+                assert mask is not None
+                for slot in (~mask.any(0)).nonzero().flatten().tolist():
+                    page, offset = page_ids[slot // page_tokens], slot % page_tokens
+                    self.keys[page, offset] = self.values[page, offset] = float("nan")
             scores = (
                 torch.zeros((2, spec.query_heads, end), device=device)
                 if piece.scores_queries
@@ -229,7 +238,7 @@ class _Step:
                     start=piece.start,
                     page_ids=page_ids,
                     is_written=piece.is_written,
-                    mask=_mask(piece, end, draw, spec.query_heads),
+                    mask=mask,
                     scores=scores,
                     scores_queries=piece.scores_queries,
                 )
@@ -237,6 +246,13 @@ class _Step:
             row += piece.tokens
         for name in ("query", "key", "value", "keys", "values"):
             setattr(self, name, getattr(self, name).to(device))
+
+
+def _garbage(case: Case, pages: int, kv_heads: int, dim: int) -> torch.Tensor:
+    """Return an arena in which nothing was written, `[pages, page_tokens, kv_heads, dim]`."""
+    arena = torch.full((pages, case.page_tokens, kv_heads, dim), _GARBAGE[0], dtype=case.dtype)
+    arena[:, 1::2] = _GARBAGE[1]
+    return arena
 
 
 @cache
@@ -253,6 +269,8 @@ def _mask(piece: Piece, end: int, draw: torch.Generator, query_heads: int) -> to
     mask = torch.rand((*outer, piece.tokens, end), generator=draw) < 0.6
     own = torch.arange(piece.start, end)
     mask[..., torch.arange(piece.tokens), own] = True
+    if piece.mask == "dead":
+        mask[:, 3 : piece.start : 5] = False
     if piece.mask == "holes":
         mask[:: max(1, piece.tokens // 3)] = False
     return mask

@@ -136,6 +136,12 @@ class _PaddedGroup:
         if window is not None:
             allowed &= slots >= end - window
         self._mask = None if bool(allowed.all()) else allowed[:, None, None]
+        # What nobody wrote may be NaN, of which a weight of 0 is NaN too. A first page that is
+        # repeated holds such slots where it is the last one.
+        last = torch.tensor(lasts, device=device)[:, None]
+        alone = torch.tensor(firsts, device=device)[:, None] == last
+        unwritten = (slots >= end) & ((slots < (last + 1) * page_tokens) | alone)
+        self._unwritten = unwritten.flatten().nonzero().flatten()
 
     def attend(
         self,
@@ -152,6 +158,8 @@ class _PaddedGroup:
         v = values.index_select(0, self._pages).view(
             count, self._slots, spec.kv_heads, spec.value_dim
         )
+        for gathered in (k, v) if len(self._unwritten) else ():
+            gathered.flatten(0, 1).index_fill_(0, self._unwritten, 0.0)
         k, v = k.transpose(1, 2), v.transpose(1, 2)
         if spec.softcap is None:
             mask = self._mask
@@ -188,6 +196,10 @@ class _SingleView:
             allowed.view(-1, *allowed.shape[-3:]) if allowed.ndim > 2 else allowed[None, None]
         )
         self._has_empty = span.mask is not None and not bool(allowed.any(-1).all())
+        self._unread: torch.Tensor | None = None
+        """Slots that a mask keeps from all tokens: a sealed page leaves some that nobody wrote."""
+        if span.mask is not None:
+            self._unread = (~self._allowed.flatten(0, 2).any(0)).nonzero().flatten()
 
     def attend(
         self,
@@ -200,6 +212,9 @@ class _SingleView:
     ) -> None:
         k = keys.index_select(0, self._pages).flatten(0, 1)[: self._slots].transpose(0, 1)
         v = values.index_select(0, self._pages).flatten(0, 1)[: self._slots].transpose(0, 1)
+        if self._unread is not None and len(self._unread):
+            k.index_fill_(1, self._unread, 0.0)
+            v.index_fill_(1, self._unread, 0.0)
         span = self._span
         # `[query_heads or 1, tokens, slots]`
         allowed = self._allowed[layer if len(self._allowed) > 1 else 0]

@@ -125,6 +125,11 @@ def check_tokens(tokens: Ints, shape: ModelShape) -> None:
     """
     if not len(tokens):
         raise bad("a pass needs at least one token")
+    if len(tokens) > shape.context_tokens:
+        raise CallError(
+            Trouble.CONTEXT_LENGTH,
+            f"{len(tokens)} tokens do not fit into the model's context of {shape.context_tokens}",
+        )
     if int(tokens.max()) >= shape.vocab_size:
         raise bad(f"token {int(tokens.max())} is not below {shape.vocab_size}")
 

@@ -127,6 +127,22 @@ class ProgramLane:
             now_s: The time.
         """
         planned, self._planned = self._planned, []
+        try:
+            self._take_in(planned, output, first, finite, now_s)
+        except Exception as error:
+            # Nothing that a program asks may end the step thread, which is everybody's.
+            log.exception("what programs' passes gave could not be taken in")
+            for job in dict.fromkeys(chunk.job for chunk in planned):
+                self._broke(job, error, now_s)
+
+    def _take_in(
+        self,
+        planned: Sequence[_Chunk],
+        output: StepOutput,
+        first: int,
+        finite: Sequence[bool],
+        now_s: float,
+    ) -> None:
         drawing: list[tuple[Run, int]] = []
         for at, chunk in enumerate(planned):
             run, at_output = chunk.run, first + at

@@ -374,7 +374,8 @@ class Roster:
         call = PassCall(
             message.set, tokens.tolist(), None, None, None, None, PassInput(message.set), tokens[:0]
         )
-        room = self._shape.context_tokens - target.next_position - len(tokens)
+        reached = max(target.next_position, target.used)
+        room = self._shape.context_tokens - reached - len(tokens)
         continuation = Continuation(
             message, tokens.tolist(), self._vocabulary, room, job.call.constraint
         )

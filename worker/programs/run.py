@@ -113,6 +113,12 @@ class Run:
             CallError: Names the slot.
         """
         call, end = self._call, self.set.next_slot + len(self.tokens)
+        if self.set.used + len(self.tokens) > self._shape.context_tokens:
+            raise CallError(
+                Trouble.CONTEXT_LENGTH,
+                f"{len(self.tokens)} tokens after {self.set.used} slots that are still in pages do not "
+                f"fit into the model's context of {self._shape.context_tokens}: drop some and compact",
+            )
         if self.set.next_position + len(self.tokens) > self._shape.context_tokens and (
             call.positions is None
         ):

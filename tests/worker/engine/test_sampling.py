@@ -200,3 +200,13 @@ def test_no_bad_word_is_ever_in_an_answer(words: list[tuple[int, ...]], seed: in
     for word in words:
         for at in range(1, len(output) - len(word) + 1):
             assert tuple(output[at : at + len(word)]) != word
+
+
+def test_a_row_that_is_no_numbers_draws_within_the_vocabulary_and_spoils_no_other() -> None:
+    logits = torch.from_numpy(np.random.default_rng(1).normal(0, 3, (2, VOCAB))).float()
+    rows = [row(0, temperature=1.0, seed=1), row(0, temperature=1.0, seed=1)]
+    (alone,) = draw(logits[1:], rows[1:])
+    logits[0, 5] = torch.nan
+    broken, other = draw(logits, rows)
+    assert 0 <= broken < 256
+    assert other == alone
