@@ -109,6 +109,10 @@ def serve(
     ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 picks a free one.")] = None,
+    watch_policies: Annotated[
+        bool | None,
+        typer.Option(help="Put each edit of the policy file, `policies.file`, in force."),
+    ] = None,
 ) -> None:
     """Start a cluster and serve until Ctrl-C or SIGTERM."""
     flags = _flags(
@@ -117,6 +121,7 @@ def serve(
         (("cluster", "routers"), "--routers", routers),
         (("router", "host"), "--host", host),
         (("router", "port"), "--port", port),
+        (("policies", "watch"), "--watch-policies", watch_policies),
     )
     with _signals(), sentences():
         loaded = _load(config, flags)
@@ -308,12 +313,22 @@ def config_reference() -> None:
 
 
 @policy_app.command("check")
-def policy_check(
-    file: PolicyFile,
-) -> None:
-    """Say that a policy file is acceptable, or all that is wrong with it, and then end with 2."""
+def policy_check(file: PolicyFile, config: ConfigFile = None, at: RouterAddress = None) -> None:
+    """Say that a policy file is acceptable, or all that is wrong with it, and then end with 2.
+
+    With --at a router is asked too, which knows tenants.
+    """
+    from pie.cluster import policy_edit  # noqa: PLC0415
+
     with sentences():
-        _say(policy_command.summary(file))
+        good = policy_command.summary(file)
+        if at is None:
+            warned = policy_command.warnings(file)
+        else:
+            warned = policy_edit.warnings(_desk(config, at), file)
+        for warning in warned:
+            print(f"pie: warning: {warning}", file=sys.stderr)
+        _say(good)
 
 
 @policy_app.command("show")

@@ -34,6 +34,8 @@ from pie.cluster.encryption import encryption_keys
 from pie.cluster.errors import ConfigError, StartError
 from pie.cluster.guard import MARK_VARIABLE, Guard
 from pie.cluster.host import Phase, State
+from pie.cluster.policy_command import checked
+from pie.cluster.policy_watch import ServedPolicies
 from pie.cluster.secret import kept_secret, new_secret, secret_file, shared_secret
 from pie.cluster.stopping import stopping, uninterrupted
 from pie.index.errors import PageIndexError, ServerError
@@ -114,6 +116,7 @@ class Cluster:
         self._secret = new_secret()
         self._encryption_keys: tuple[bytes, ...] = ()
         self._lease: Lease | None = None
+        self._policies: ServedPolicies | None = None
         self._ray: RayRuntime | None = None
         self._routers: list[Part] = []
         self._pool: list[Part] = []
@@ -154,6 +157,8 @@ class Cluster:
                 )
             time.sleep(_POLL_S)
             self.poll()
+        if self._policies is not None:
+            self._policies.start()
         return self.addresses()
 
     def addresses(self) -> Addresses:
@@ -202,6 +207,8 @@ class Cluster:
             return
         self._stopped = True
         stopping()
+        if self._policies is not None:
+            self._policies.close()
         drain_s = self._config.cluster.drain_timeout_s
         if self._ray is not None:
             for group in (self._routers, self._workers, self._pool):
@@ -259,6 +266,8 @@ class Cluster:
         found = preflight.problems(self._config)
         if found:
             raise ConfigError(found)
+        for warning in checked(self._config.policies.file).warnings:
+            self._report("policies", f"warning: {self._config.policies.file}:{warning}")
         router = self._config.router
         try:
             # A router that is started again keeps its port, also where any free one will do.
@@ -338,6 +347,8 @@ class Cluster:
             "index_url": self._index_url,
             "policies": config.policies,
         }
+        if config.policies.watch:
+            self._policies = self._watched_policies(config.policies.file)
         cores = psutil.cpu_count() or 1
         nodes = ray.nodes() if config.cluster.spread else [""]
         beside = -(-config.cluster.workers // len(nodes))
@@ -378,6 +389,16 @@ class Cluster:
             )
             for i in range(config.cluster.workers)
         ]
+
+    def _watched_policies(self, file: Path | None) -> ServedPolicies:
+        assert file is not None, "the settings say so"
+        return ServedPolicies(
+            file,
+            checked(file).text,
+            self._index_url,
+            self._config.index,
+            functools.partial(self._report, "policies"),
+        )
 
     def _part(self, ray: RayRuntime, kind: type, name: str, node: str, **settings: object) -> Part:
         return Part(

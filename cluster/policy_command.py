@@ -38,6 +38,11 @@ def summary(file: Path) -> str:
     )
 
 
+def warnings(file: Path) -> list[str]:
+    """Return what is no mistake of a file but likely none of what was meant, or raise as `checked` does."""
+    return [f"{file}:{warning}" for warning in checked(file).warnings]
+
+
 def in_force(file: Path | None) -> str:
     """Return lines about each policy and rule of a file, or of the built-ins where there is none."""
     policies = checked(file)

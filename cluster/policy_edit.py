@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,8 +18,8 @@ import msgspec
 
 from pie.cluster.errors import ConfigError, NotRunningError
 from pie.cluster.policy_command import checked, lines_of
+from pie.cluster.policy_watch import WATCH_S, PolicyWatch
 from pie.cluster.status import Trust
-from pie.policies.document import MAX_BYTES
 from pie.policies.errors import PolicyFileError
 from pie.policies.loader import load_policies
 from pie.router.api.listing import ApiErrorBody
@@ -29,7 +29,6 @@ _TIMEOUT_S = 15.0
 _EVERYWHERE_S = 5.0
 """How long `apply` waits until all places run the new version."""
 _LOOK_S = 0.1
-_WATCH_S = 0.5
 
 Say = Callable[[str], None]
 
@@ -58,15 +57,15 @@ class Desk:
         """
         return msgspec.json.decode(self._ask("GET", None, "/events"), type=PolicyEvents)
 
-    def apply(self, text: str | None, note: str) -> int:
-        """Put a text in force and return its version.
+    def apply(self, text: str | None, note: str, *, check: bool = False) -> Applied:
+        """Put a text in force, or only `check` it; return the version in force and warnings.
 
         Raises:
             ConfigError: The router does not take it; every problem at once.
             NotRunningError: No router answers there.
         """
-        body = msgspec.json.encode(ApplyBody(text, note))
-        return msgspec.json.decode(self._ask("POST", body), type=Applied).version
+        body = msgspec.json.encode(ApplyBody(text, note, check))
+        return msgspec.json.decode(self._ask("POST", body), type=Applied)
 
     def _ask(self, method: str, body: bytes | None, below: str = "") -> bytes:
         headers = {"content-type": "application/json"}
@@ -108,22 +107,39 @@ def apply_file(desk: Desk, file: Path, say: Say) -> bool:
     return _applied(desk, file.read_text("utf-8-sig"), file.name, say)
 
 
-def watch_file(desk: Desk, file: Path, say: Say) -> Iterator[None]:
-    """Apply a file now and whenever it has changed; what is wrong with it is said, and changes nothing.
+def warnings(desk: Desk, file: Path) -> list[str]:
+    """Return what a router warns of in a file, which knows tenants; nothing changes.
 
-    Yields between looks, for ever.
+    Raises:
+        ConfigError: It is not acceptable, here or at the router.
+        NotRunningError: No router answers.
     """
-    seen: bytes | None = None
+    checked(file)
+    applied = desk.apply(file.read_text("utf-8-sig"), file.name, check=True)
+    return [f"{file}:{warning}" for warning in applied.warnings]
+
+
+def watch_file(desk: Desk, file: Path, say: Say) -> Iterator[None]:
+    """Apply a file where it is not in force, now and whenever it has changed.
+
+    What is wrong with it is said, and changes nothing. Yields between looks, for ever.
+    """
+
+    def take(text: str) -> None:
+        if text == _text_in_force(desk.report()):
+            say(f"{file} is in force")
+        else:
+            _applied(desk, text, file.name, say)
+
+    def refuse(problems: Sequence[str]) -> None:
+        for one in problems:
+            say(one)
+
+    watch = PolicyWatch(file, take=take, refuse=refuse, say=say, away=NotRunningError)
     while True:
-        content = _content(file)
-        if content is not None and content != seen:
-            seen = content
-            try:
-                apply_file(desk, file, say)
-            except (ConfigError, NotRunningError) as error:
-                say(str(error))
+        watch.look()
         yield
-        time.sleep(_WATCH_S)
+        time.sleep(WATCH_S)
 
 
 def roll_back(desk: Desk, to: int | None, say: Say) -> bool:
@@ -161,6 +177,12 @@ def history(desk: Desk) -> str:
         lines.append(f"{mark} {one.version:>4}  {when:%Y-%m-%d %H:%M:%S} UTC  {one.note}")
     if not lines:
         lines.append("nothing was applied: every place runs what its configuration names")
+    if report.refused is not None:
+        when = datetime.fromtimestamp(report.refused.at_unix_s, UTC)
+        lines.append(
+            f"the edit of {report.refused.file} is refused ({when:%Y-%m-%d %H:%M:%S} UTC):"
+        )
+        lines += [f"  {one}" for one in report.refused.problems]
     for place in report.places:
         lines.append(f"  {place.place:<28} runs version {place.version}")
         if place.refused:
@@ -190,12 +212,10 @@ def difference(desk: Desk, file: Path) -> str:
         NotRunningError: No router answers.
     """
     report = desk.report()
-    texts = {one.version: one.text for one in report.versions}
-    text = texts.get(report.version)
     name = f"version {report.version}" if report.version else "in force"
     try:
         before = load_policies(
-            report.own or "" if text is None else text, name=name, folder=_folder(file)
+            _text_in_force(report) or "", name=name, folder=file.absolute().parent
         )
     except PolicyFileError as error:
         raise ConfigError(str(error).splitlines()) from error
@@ -207,7 +227,10 @@ def difference(desk: Desk, file: Path) -> str:
 
 
 def _applied(desk: Desk, text: str | None, note: str, say: Say) -> bool:
-    version = desk.apply(text, note)
+    applied = desk.apply(text, note)
+    version = applied.version
+    for warning in applied.warnings:
+        say(f"warning: {warning}")
     say(f"version {version} is in force")
     until_s = time.monotonic() + _EVERYWHERE_S
     while True:
@@ -226,13 +249,7 @@ def _applied(desk: Desk, text: str | None, note: str, say: Say) -> bool:
     return all(one.version == version for one in places)
 
 
-def _content(file: Path) -> bytes | None:
-    try:
-        with file.open("rb") as stream:
-            return stream.read(MAX_BYTES + 1)
-    except OSError:
-        return None
-
-
-def _folder(file: Path) -> Path:
-    return file.absolute().parent
+def _text_in_force(report: PolicyReport) -> str | None:
+    """Return the text that is in force; None where it is the built-ins."""
+    text = {one.version: one.text for one in report.versions}.get(report.version)
+    return report.own if text is None else text

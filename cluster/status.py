@@ -72,6 +72,8 @@ def show_status(url: str, token: str, console: Console, trust: Trust = True) -> 
     console.print(f"router  {url}    model {status.model or 'none'}    index {status.index}")
     if policies := _policies(status):
         console.print(f"policies  {policies}", markup=False)
+    if status.policy_edit_refused:
+        console.print(f"policies  {status.policy_edit_refused}", markup=False)
     if status.reason:
         console.print(f"why     {status.reason}", markup=False)
     console.print(_loads(status.workers))

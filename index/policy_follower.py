@@ -19,7 +19,15 @@ import msgspec
 from pie.index.client import asking, look_anew, make_async_client
 from pie.index.errors import PageIndexError
 from pie.index.orders import read_table
-from pie.index.policy_store import TELL, PlacePolicies, PolicyKeys, PolicyVersion, read_version
+from pie.index.policy_store import (
+    TELL,
+    PlacePolicies,
+    PolicyKeys,
+    PolicyVersion,
+    RefusedEdit,
+    read_refused,
+    read_version,
+)
 from pie.index.settings import IndexSettings
 from pie.index.trouble import Trouble
 from pie.page.key import PageKey
@@ -66,6 +74,8 @@ class PolicyFollower:
         self._task: asyncio.Task[None] | None = None
         self.state = PlacePolicies(0)
         """What the place runs."""
+        self.refused_edit: RefusedEdit | None = None
+        """The latest edit of a file that is watched, where it was not acceptable."""
 
     async def start(self) -> None:
         """Take on what is in force now, if Redis says so, and follow it from then on."""
@@ -100,11 +110,12 @@ class PolicyFollower:
 
     async def _ask(self) -> int:
         """Say what this place runs; return the number of the version in force, 0 for none."""
-        keys = [self._keys.places, self._keys.count, self._keys.copies]
+        keys = [self._keys.places, self._keys.count, self._keys.copies, self._keys.refused]
         state = msgspec.json.encode(self.state)
         async with asking(self._settings.request_timeout_s):
-            told = await self._client.eval(TELL, 3, *keys, self._place, state)
-        number, copies = cast(list[bytes], told)
+            told = await self._client.eval(TELL, 4, *keys, self._place, state)
+        number, copies, refused = cast(list[bytes], told)
+        self.refused_edit = read_refused(refused)
         if copies != self._copies:
             self._copies = copies
             self._on_copies(read_table(copies or None).by_key())

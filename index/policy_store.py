@@ -6,11 +6,13 @@ Covers versions and places as tools read and write them. Does not cover followin
     <prefix>:{policies}:count     number of the version in force
     <prefix>:{policies}:versions  hash: number → version, as JSON; the latest 100
     <prefix>:{policies}:places    hash: place → Redis's time in seconds, a space, what it runs as JSON
+    <prefix>:{policies}:refused   the latest edit of a watched file, as JSON, where it was not acceptable
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import cast
 
 import msgspec
@@ -20,6 +22,7 @@ from pie.index.client import make_client, translated
 from pie.index.settings import IndexSettings
 
 _MOST_VERSIONS = 100
+_MOST_PROBLEMS = 20
 _HEARD_OF_S = 10
 """A place that has said nothing for so long is not waited for."""
 _FORGOTTEN_S = 3600
@@ -28,14 +31,16 @@ _APPLY = """
 local number = redis.call('INCR', KEYS[1])
 redis.call('HSET', KEYS[2], number, ARGV[1])
 redis.call('HDEL', KEYS[2], number - tonumber(ARGV[2]))
+redis.call('DEL', KEYS[3])
 return number
 """
 _NOW = "return redis.call('TIME')[1]"
 TELL = """
 redis.call('HSET', KEYS[1], ARGV[1], redis.call('TIME')[1] .. ' ' .. ARGV[2])
-return {redis.call('GET', KEYS[2]) or '0', redis.call('GET', KEYS[3]) or ''}
+return {redis.call('GET', KEYS[2]) or '0', redis.call('GET', KEYS[3]) or '', redis.call('GET', KEYS[4]) or ''}
 """
-"""Say what a place runs; return the number of the version in force, and the table of copies."""
+"""Say what a place runs; return the number of the version in force, the table of copies, and the edit that
+was refused."""
 
 
 class PolicyVersion(msgspec.Struct, frozen=True):
@@ -58,6 +63,19 @@ class PlacePolicies(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
+class RefusedEdit(msgspec.Struct, frozen=True):
+    """An edit of a file that is watched, which nobody typed a command for and reads an answer of."""
+
+    file: str
+    at_unix_s: float
+    problems: tuple[str, ...]
+
+    def __str__(self) -> str:
+        others = len(self.problems) - 1
+        more = f" (and {others} more)" if others else ""
+        return f"the latest edit of {self.file} is refused: {self.problems[0]}{more}"
+
+
 class PolicyKeys:
     """Names of the keys."""
 
@@ -68,6 +86,7 @@ class PolicyKeys:
         self.places = f"{base}:places"
         self.copies = f"{base}:copies"
         self.events = f"{base}:events"
+        self.refused = f"{base}:refused"
 
 
 class PolicyStore:
@@ -87,13 +106,30 @@ class PolicyStore:
         with translated():
             number = self._client.eval(
                 _APPLY,
-                2,
+                3,
                 self._keys.count,
                 self._keys.versions,
+                self._keys.refused,
                 msgspec.json.encode(version).decode(),
                 str(_MOST_VERSIONS),
             )
         return int(cast(int, number))
+
+    def refuse(self, file: str, problems: Sequence[str]) -> None:
+        """Say that the latest edit of a watched file is not acceptable, until one is or a text is applied."""
+        edit = RefusedEdit(file, round(time.time(), 3), tuple(problems[:_MOST_PROBLEMS]))
+        with translated():
+            self._client.set(self._keys.refused, msgspec.json.encode(edit))
+
+    def accept(self) -> None:
+        """Say that the watched file is as what is in force."""
+        with translated():
+            self._client.delete(self._keys.refused)
+
+    def refused(self) -> RefusedEdit | None:
+        """Return the latest edit of a watched file where it was not acceptable."""
+        with translated():
+            return read_refused(cast(bytes | None, self._client.get(self._keys.refused)))
 
     def current(self) -> int:
         """Return the number of the version in force; 0 where none was applied."""
@@ -137,3 +173,8 @@ class PolicyStore:
 def read_version(raw: bytes | str) -> PolicyVersion:
     """Return a version as it was written."""
     return msgspec.json.decode(raw, type=PolicyVersion)
+
+
+def read_refused(raw: bytes | str | None) -> RefusedEdit | None:
+    """Return an edit that was refused as it was written; None where there is none."""
+    return msgspec.json.decode(raw, type=RefusedEdit) if raw else None

@@ -30,6 +30,7 @@ from pie.policies.prefixes import NamedPrefix, Prefixes
 from pie.policies.registry import DEFAULT, PolicyKind, UnknownPolicyError, did_you_mean, resolve
 from pie.policies.rule_loader import read_rules
 from pie.policies.rules import Rule
+from pie.policies.tag_warnings import tag_warnings
 
 _RULES = "rules"
 _HALVES: Mapping[str, tuple[PolicyKind, ...]] = {
@@ -107,6 +108,7 @@ def load_policies(text: str | bytes, *, name: str, folder: Path | None = None) -
         text=text if isinstance(text, str) else text.decode("utf-8-sig"),
         folder=folder,
         prefixes=Prefixes(prefixes),
+        warnings=tuple(tag_warnings(rules)),
     )
 
 

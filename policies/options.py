@@ -39,7 +39,14 @@ def check_options(
         # JSON mode is strict where it should be ("5" is no number) and takes a list for a tuple.
         checked = model.model_validate_json(json.dumps(options, default=str), strict=True)
     except ValidationError as error:
-        return {}, [_explain(model, detail) for detail in error.errors(include_url=False)]
+        details = error.errors(include_url=False)
+        wrong = [_explain(model, detail) for detail in details]
+        if all(detail["type"] == "extra_forbidden" for detail in details):
+            # What it says of the others is to be told at once too.
+            unknown = {problem.option for problem in wrong}
+            known = {name: value for name, value in options.items() if name not in unknown}
+            wrong += check_options(policy, known)[1]
+        return {}, wrong
     values: dict[str, object] = {name: getattr(checked, f"o_{name}") for name in _given(checked)}
     if takes_any:
         values.update(checked.model_extra or {})

@@ -13,6 +13,7 @@ from typing import cast
 
 from pie.policies.aside import AsidePolicy
 from pie.policies.cluster_policy import ClusterPolicy
+from pie.policies.errors import Problem
 from pie.policies.prefixes import Prefixes
 from pie.policies.registry import BUILTIN, DEFAULT, PolicyClass, PolicyKind, resolve
 from pie.policies.retention import RetentionPolicy
@@ -54,6 +55,9 @@ class PolicySet:
     """Where users' modules were looked for, besides Python's own path."""
     prefixes: Prefixes = field(default_factory=lambda: Prefixes({}), compare=False)
     """The prefixes that rules may name; a worker resolves them for its model."""
+
+    warnings: tuple[Problem, ...] = field(default=(), compare=False)
+    """What is no mistake of the file but likely none of what was meant."""
 
     def same_retention(self, other: PolicySet) -> bool:
         """Say whether pages are treated alike by both, so that nothing changes for them."""

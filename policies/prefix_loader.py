@@ -49,7 +49,8 @@ def read_prefixes(value: Value, problems: list[Problem]) -> Mapping[str, NamedPr
         for problem in wrong:
             place = at.get(problem.option) or entry
             below = f"{path}.{problem.option}" if problem.option else path
-            problems.append(Problem(place.line, place.column, below, problem.message))
+            message = problem.message.removeprefix("NamedPrefix refuses its options: ")
+            problems.append(Problem(place.line, place.column, below, message))
         if not wrong:
             prefixes[entry.key] = NamedPrefix(**values)  # type: ignore[arg-type]
     return prefixes

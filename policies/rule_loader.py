@@ -38,32 +38,40 @@ def read_rules(
         problems.append(Problem(value.line, value.column, path, message))
         return ()
     rules: list[Rule] = []
+    # Those of rules whose action is wrong too, so that all that is wrong is told at once.
+    earlier: list[Selector] = []
     lines: list[int] = []
     for number, item in enumerate(value.items):
-        rule = _rule(item, f"{path}[{number}]", problems, prefixes)
-        if rule is None:
+        where = f"{path}[{number}]"
+        if item.entries is None:
+            message = "must be a rule: `match`, `action`, and the action's options"
+            problems.append(Problem(item.line, item.column, where, message))
             continue
-        covering = first_covering(rules, rule.selector)
+        entries = {entry.key: entry for entry in item.entries}
+        selector = _selector(entries.pop("match", None), where, problems, prefixes)
+        rule = _rule(item, entries, selector, where, problems)
+        if selector is None:
+            continue
+        covering = first_covering(earlier, selector)
         if covering is not None:
             message = (
                 f"can never match: the rule in line {lines[covering]} takes all that it is about"
             )
-            problems.append(Problem(item.line, item.column, f"{path}[{number}]", message))
-        rules.append(rule)
+            problems.append(Problem(item.line, item.column, where, message))
+        earlier.append(selector)
         lines.append(item.line)
+        if rule is not None:
+            rules.append(rule)
     return tuple(rules)
 
 
 def _rule(
-    item: Value, path: str, problems: list[Problem], prefixes: Collection[str]
+    item: Value,
+    entries: dict[str, Entry],
+    selector: Selector | None,
+    path: str,
+    problems: list[Problem],
 ) -> Rule | None:
-    if item.entries is None:
-        message = "must be a rule: `match`, `action`, and the action's options"
-        problems.append(Problem(item.line, item.column, path, message))
-        return None
-    before = len(problems)
-    entries = {entry.key: entry for entry in item.entries}
-    selector = _selector(entries.pop("match", None), path, problems, prefixes)
     named = entries.pop("action", None)
     allowed = ", ".join(f"`{name}`" for name in ACTIONS)
     if named is None:
@@ -79,9 +87,10 @@ def _rule(
         return None
     values, wrong = _checked(ACTIONS[name], list(entries.values()))
     _tell(wrong, list(entries.values()), named.value, path, problems)
-    if len(problems) > before or selector is None:
+    if wrong or selector is None:
         return None
-    return Rule(selector, name, ACTIONS[name](**values))  # type: ignore[arg-type]
+    action = ACTIONS[name](**values)  # type: ignore[arg-type]
+    return Rule(selector, name, action, item.line, item.column)
 
 
 def _selector(

@@ -9,10 +9,10 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Literal, TypeVar, get_args
 
-from pydantic import BeforeValidator, WithJsonSchema
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from pie.page.events import Part, Tier
 from pie.page.key import PageKey
@@ -22,6 +22,7 @@ from pie.policies.units import Bytes, Count, Seconds
 
 PREFIX_NAME = re.compile(r"[A-Za-z_][\w-]{0,62}")
 """What a prefix may be called; no key in hexadecimal is so short."""
+_WILD = frozenset("*?[")
 _T = TypeVar("_T")
 
 TierName = Literal["device", "host", "disk", "pool-ram", "pool-disk", "pool-object"]
@@ -34,11 +35,21 @@ def _listed(value: object) -> object:
 
 def _one_or_several(names: Iterable[str]) -> WithJsonSchema:
     one = {"enum": list(names)}
-    return WithJsonSchema({"anyOf": [one, {"type": "array", "items": one}]})
+    return WithJsonSchema({"anyOf": [one, {"type": "array", "items": one, "minItems": 1}]})
 
 
-TierNames = Annotated[list[TierName], BeforeValidator(_listed), _one_or_several(get_args(TierName))]
-PartNames = Annotated[list[PartName], BeforeValidator(_listed), _one_or_several(get_args(PartName))]
+TierNames = Annotated[
+    list[TierName],
+    Field(min_length=1),
+    BeforeValidator(_listed),
+    _one_or_several(get_args(TierName)),
+]
+PartNames = Annotated[
+    list[PartName],
+    Field(min_length=1),
+    BeforeValidator(_listed),
+    _one_or_several(get_args(PartName)),
+]
 
 
 class Selector:
@@ -205,6 +216,9 @@ class Rule:
     selector: Selector
     action_name: str
     action: Action
+    line: int = field(default=0, compare=False)
+    """Where it stands in the file, counted from 1; 0 where it is from none."""
+    column: int = field(default=0, compare=False)
 
     @property
     def options(self) -> Mapping[str, object]:
@@ -237,9 +251,9 @@ class Ruled:
         return self.policy.victims(bytes_needed, now_s)
 
 
-def first_covering(rules: Sequence[Rule], selector: Selector) -> int | None:
-    """Return the number of the first rule that leaves nothing to `selector`; None where none does."""
-    return next((n for n, rule in enumerate(rules) if rule.selector.covers(selector)), None)
+def first_covering(earlier: Sequence[Selector], selector: Selector) -> int | None:
+    """Return the number of the first one that leaves nothing to `selector`; None where none does."""
+    return next((n for n, one in enumerate(earlier) if one.covers(selector)), None)
 
 
 _TIERS = Tier.__members__
@@ -251,8 +265,17 @@ def _every(names: Iterable[str] | None, members: Mapping[str, _T]) -> frozenset[
 
 def _takes_all_of(pattern: str | None, other: str | None) -> bool:
     """Say whether `pattern` certainly matches all that `other` matches; None matches anything."""
-    if pattern in (None, "*"):
+    if pattern is None or pattern == "*":
         return True
     if other is None or pattern == other:
         return pattern == other
-    return not set("*?[") & set(other) and fnmatch.fnmatchcase(other, pattern or "")
+    if not _WILD & set(other):
+        return fnmatch.fnmatchcase(other, pattern)
+    begins, last = pattern[:-1], pattern[-1:]
+    if last != "*" or _WILD - {"?"} & set(begins):
+        return False
+    # As many characters, each of which is one that both mean or that the pattern leaves open.
+    return len(other) >= len(begins) and all(
+        theirs not in "*[" and ours in ("?", theirs)
+        for ours, theirs in zip(begins, other, strict=False)
+    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class PolicySettings(BaseModel):
@@ -20,3 +20,14 @@ class PolicySettings(BaseModel):
         default=None,
         description="Policy file (YAML). Unset uses the built-ins `lru` and `cost`.",
     )
+    watch: bool = Field(
+        default=False,
+        description="Whether `pie serve` watches `file`, such as a mounted ConfigMap, and puts each edit in "
+        "force everywhere, as `pie policy apply` does. An edit that is not acceptable changes nothing.",
+    )
+
+    @model_validator(mode="after")
+    def _watches_a_file(self) -> PolicySettings:
+        if self.watch and self.file is None:
+            raise ValueError("watch needs file: the policy file to watch")
+        return self

@@ -108,6 +108,7 @@ class Access:
         self._file = None if settings.keys_file is None else Path(settings.keys_file)
         self._quotas: dict[str, Quota] = {}
         self._callers: dict[str, Caller] = {}
+        self._salts: list[str] = []
         self._seen: tuple[int, ...] | None = None
         self._looked_s = time.monotonic()
         if self._file is not None:
@@ -148,6 +149,13 @@ class Access:
             )
         return found
 
+    def salts(self) -> list[str] | None:
+        """Return the salts of all tenants' pages, whose requests bring none; None where keys are not in use."""
+        if self._file is None:
+            return None
+        self._look()
+        return list(self._salts)
+
     def _known(self, token: str) -> Caller | None:
         """Return who has a key; None where nobody does.
 
@@ -183,6 +191,8 @@ class Access:
                 self._quotas[name] = Quota(name, tenant, now_s)
         for name in self._quotas.keys() - content.tenants.keys():
             del self._quotas[name]
+        salts = (Caller(own_salt=tenant.salt).salt(None) for tenant in content.tenants.values())
+        self._salts = [salt for salt in salts if salt is not None]
         self._callers = {
             key.hash: Caller(
                 key.tenant,

@@ -8,7 +8,7 @@ Covers reading versions and applying a text that is acceptable. Does not cover w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TypeVar
 
 import msgspec
@@ -18,6 +18,7 @@ from pie.index.orders import Orders
 from pie.index.policy_store import PolicyStore
 from pie.index.settings import IndexSettings
 from pie.policies.errors import PolicyFileError
+from pie.policies.tag_warnings import unknown_tenants
 from pie.policies.versions import PolicyVersions
 from pie.router.api.policies import (
     Applied,
@@ -27,6 +28,7 @@ from pie.router.api.policies import (
     PolicyPlaceLine,
     PolicyReport,
     PolicyVersionLine,
+    RefusedEditLine,
 )
 from pie.router.errors import ApiError, invalid
 from pie.router.exchange import Exchange
@@ -42,14 +44,20 @@ class PolicyDesk:
 
     Args:
         policies: This router's: a text that it cannot take on is not applied.
+        tenant_tags: Returns the tags of known tenants' pages; None where tenants are not known.
         index_url: Redis.
         index: Key prefix and time limits.
     """
 
     def __init__(
-        self, policies: PolicyVersions, index_url: str, index: IndexSettings | None
+        self,
+        policies: PolicyVersions,
+        tenant_tags: Callable[[], Collection[str] | None],
+        index_url: str,
+        index: IndexSettings | None,
     ) -> None:
         self._policies = policies
+        self._tenant_tags = tenant_tags
         self._index_url = index_url
         self._index = index
 
@@ -67,12 +75,18 @@ class PolicyDesk:
         except msgspec.DecodeError as error:
             raise invalid(f"body: {error}", "body") from error
         try:
-            await asyncio.to_thread(self._policies.read, 0, body.text)
+            policies = await asyncio.to_thread(self._policies.read, 0, body.text)
         except PolicyFileError as error:
             raise invalid("\n".join(map(str, error.problems)), "text") from error
+        warnings = list(policies.warnings)
+        tags = self._tenant_tags()
+        if tags is not None:
+            warnings += unknown_tenants(policies.rules, tags)
         note = body.note[:_MOST_NOTE_CHARS]
-        version = await self._asked(lambda store: store.apply(body.text, note))
-        await exchange.respond_json(200, Applied(version))
+        version = await self._asked(
+            lambda store: store.current() if body.check else store.apply(body.text, note)
+        )
+        await exchange.respond_json(200, Applied(version, [str(one) for one in warnings]))
 
     async def events(self, exchange: Exchange) -> None:
         """Answer with what cluster policies did lately."""
@@ -110,6 +124,10 @@ class PolicyDesk:
             raise ApiError(503, f"The index does not answer: {error}", code="index_down") from error
 
     def _report(self, store: PolicyStore) -> PolicyReport:
+        edit = store.refused()
+        refused = None
+        if edit is not None:
+            refused = RefusedEditLine(edit.file, edit.at_unix_s, list(edit.problems))
         return PolicyReport(
             version=store.current(),
             versions=[
@@ -121,4 +139,5 @@ class PolicyDesk:
                 for place, one in store.places().items()
             ],
             own=self._policies.own.text,
+            refused=refused,
         )

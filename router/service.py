@@ -53,6 +53,7 @@ from pie.router.program_runs import ProgramRuns
 from pie.router.settings import RouterSettings
 from pie.router.status import ClusterStatus
 from pie.router.survey import Survey
+from pie.router.tenant import tenant_tag
 from pie.router.tls import server_context
 from pie.router.trace import TraceRecorder
 from pie.router.workers import WorkerSet
@@ -147,7 +148,7 @@ class RouterService:
             memory=self._memory,
             metrics=self.metrics,
         )
-        access = Access(settings)
+        access = self._access = Access(settings)
         app = RouterApp(
             settings,
             catalog=self._catalog,
@@ -158,7 +159,7 @@ class RouterService:
             census=self._census,
             status=self.status,
             admin=Admin(explained),
-            policy_desk=PolicyDesk(self._policies, index_url, index),
+            policy_desk=PolicyDesk(self._policies, self._tenant_tags, index_url, index),
             access=access,
             inferlets=Inferlets(settings, catalog=self._catalog, runs=self._runs, gate=self._gate),
         )
@@ -277,8 +278,19 @@ class RouterService:
             return told
         state = self._follower.state
         return msgspec.structs.replace(
-            told, policy_version=state.version, policy_refused=state.refused
+            told,
+            policy_version=state.version,
+            policy_refused=state.refused,
+            policy_edit_refused=str(self._follower.refused_edit or ""),
         )
+
+    def _tenant_tags(self) -> set[str] | None:
+        """Return the tags of tenants' pages; None where no tenant is known, or no model yet."""
+        salts, places = self._access.salts(), self._mirror.places().values()
+        roots = {one.model_root for one in places if one.model_root is not None}
+        if salts is None or not roots:
+            return None
+        return {tenant_tag(root, salt, self._secret) for root in roots for salt in salts}
 
     async def _take_policies(self, number: int, version: PolicyVersion) -> str:
         """Take a version of the policies on; return why it cannot be, or nothing."""

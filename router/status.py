@@ -69,6 +69,8 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The version of the policies that this router runs; 0 where none was applied."""
     policy_refused: int = 0
     """The version that it could not take on; 0 where there is none."""
+    policy_edit_refused: str = ""
+    """Why the latest edit of a policy file that is watched changed nothing; empty where it took effect."""
     remembered_answers: int = 0
     remembered_bytes: int = 0
 

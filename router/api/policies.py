@@ -15,12 +15,17 @@ class ApplyBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Its content; None lets every place go back to what its configuration names."""
     note: str = ""
     """Where it comes from, for those who look at the versions."""
+    check: bool = False
+    """Only say whether it is acceptable, and what is likely not meant so; nothing changes."""
 
 
 class Applied(msgspec.Struct, frozen=True):
-    """What was applied."""
+    """What was applied, or would be."""
 
     version: int
+    """The one in force now."""
+    warnings: list[str] = []
+    """What is no mistake of the text but likely none of what was meant, each with line and column."""
 
 
 class PolicyVersionLine(msgspec.Struct, frozen=True):
@@ -63,6 +68,14 @@ class PolicyEvents(msgspec.Struct, frozen=True):
     events: list[PolicyEventLine]
 
 
+class RefusedEditLine(msgspec.Struct, frozen=True):
+    """The latest edit of a policy file that is watched, which is not acceptable and changed nothing."""
+
+    file: str
+    at_unix_s: float
+    problems: list[str]
+
+
 class PolicyReport(msgspec.Struct, frozen=True):
     """The policies of a cluster."""
 
@@ -74,3 +87,5 @@ class PolicyReport(msgspec.Struct, frozen=True):
     """Those heard of in the last ten seconds."""
     own: str | None
     """The text that this router's configuration names; None where that is the built-ins."""
+    refused: RefusedEditLine | None = None
+    """None where no file is watched, or its latest edit took effect."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import httpx
 import pytest
 from openai import OpenAI
 
@@ -32,17 +34,27 @@ worker:
 """
 
 
+def mount(folder: Path, name: str, text: str) -> None:
+    """Bring a file's content there as a ConfigMap's: a link is turned to another folder."""
+    (folder / name).mkdir()
+    (folder / name / "policies.yaml").write_text(text)
+    (folder / "..turned").symlink_to(name)
+    (folder / "..turned").rename(folder / "..data")
+
+
 @pytest.fixture(scope="module")
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     """One worker with room for 91 pages and nothing below."""
     folder = tmp_path_factory.mktemp("policies")
-    (folder / "policies.yaml").write_text(POLICIES)
+    mount(folder, "first", POLICIES)
+    (folder / "policies.yaml").symlink_to("..data/policies.yaml")
     small = {
         "PIE_CLUSTER__WORKERS": "1",
         "PIE_POOL__NODES": "0",
         "PIE_MODEL__DEVICE_KV_BUDGET": "32MiB",
         "PIE_MODEL__HOST_KV_BUDGET": "0",
         "PIE_POLICIES__FILE": "policies.yaml",
+        "PIE_POLICIES__WATCH": "true",
     }
     serving = Serving(folder, small)
     try:
@@ -148,6 +160,38 @@ def test_an_edit_takes_effect_everywhere_under_load_without_a_failed_request(
     assert told(client, "Who lit the lamp?") == 0, "its pages had to go under the edited policy"
     press(client, "third")
     assert told(client, "Who lit it again?") >= 5 * PAGE_TOKENS, "the file's rules are back"
+
+
+def test_an_edit_of_the_watched_file_takes_effect_and_a_bad_one_is_told(
+    serving: Serving, client: OpenAI
+) -> None:
+    desk = Desk(serving.url, "")
+    before = desk.report().version
+
+    def runs(version: int) -> bool:
+        places = desk.report().places
+        return len(places) == 2 and {one.version for one in places} == {version}
+
+    def refused() -> str:
+        return str(httpx.get(f"{serving.url}/status", timeout=30).json()["policy_edit_refused"])
+
+    mount(serving.folder, "second", POLICIES.replace("10m", "11m"))
+    wait_for(lambda: runs(before + 1))
+    assert desk.report().versions[-1].note == "policies.yaml"
+    assert not refused()
+    mount(serving.folder, "third", "worker: {retention: lruu}\ncluster: 7")
+    wait_for(lambda: "there is no retention policy 'lruu'" in refused())
+    assert "policies.yaml:1:21: worker.retention: there is no" in refused()
+    assert refused().endswith("(and 1 more)")
+    wait_for(lambda: "an edit of" in serving.text)
+    report = desk.report()
+    assert report.version == before + 1
+    assert report.refused is not None
+    assert len(report.refused.problems) == 2
+    assert "the edit of policies.yaml is refused" in history(desk)
+    found(client, "It answers all the same.")
+    mount(serving.folder, "fourth", POLICIES)
+    wait_for(lambda: runs(before + 2) and not refused())
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

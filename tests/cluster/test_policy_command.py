@@ -39,6 +39,35 @@ def test_policy_check_tells_all_that_is_wrong(tmp_path: Path) -> None:
     assert second.startswith("pie: p.yaml:3:20: worker.rules[0].action: there is no action 'tll'")
 
 
+def test_policy_check_warns_of_rules_that_no_page_is_meant_by(tmp_path: Path) -> None:
+    (tmp_path / "p.yaml").write_text(
+        "worker:\n  rules:\n    - match: {tenant: acme}\n      action: pin\n"
+        "    - match: {session: '?*', model: smollm2}\n      action: keep-session\n"
+    )
+    done = pie(tmp_path, "policy", "check", "p.yaml")
+    assert done.returncode == 0
+    assert done.stdout.startswith("p.yaml: good; ")
+    tenant, model = done.stderr.splitlines()
+    assert tenant == (
+        "pie: warning: p.yaml:3:7: worker.rules[0].match.tenant: no page is meant: a tag is 16 digits of "
+        "0-9 and a-f, as `pie explain` shows it, and none is like 'acme'"
+    )
+    assert model.startswith(
+        "pie: warning: p.yaml:5:7: worker.rules[1].match.model: no page is meant"
+    )
+
+
+def test_what_could_hurt_is_refused_with_one_line(tmp_path: Path) -> None:
+    bomb = "a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n"
+    for text, said in (
+        (bomb, "p.yaml:2:8: aliases (`*name`) are not allowed in a policy file"),
+        ("# " + "x" * 10_000_000, "p.yaml: is larger than 1 MiB"),
+    ):
+        (tmp_path / "p.yaml").write_text(text)
+        done = pie(tmp_path, "policy", "check", "p.yaml")
+        assert (done.returncode, done.stderr) == (2, f"pie: {said}\n")
+
+
 def test_policy_show_says_what_the_configuration_names(tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_text(
         "worker: {rules: [{match: {tier: disk}, action: ttl, after: 1d}]}"

@@ -100,6 +100,7 @@ def test_everything_wrong_with_rules_is_told_at_once() -> None:
             "8:7: worker.rules[2].after: must be a time such as `30s`, `10m`, `2h` or `1d`, "
             "not 'forever'"
         ),
+        "9:7: worker.rules[3]: can never match: the rule in line 7 takes all that it is about",
         "10:7: worker.rules[3].max: must be a size above 0, such as `512MiB` or `2GiB`, not -5",
         "11:14: worker.rules[4].match: must hold what a page must be, such as `tenant: …`",
         "12:15: worker.rules[4]: option `max` is needed",
@@ -109,7 +110,8 @@ def test_everything_wrong_with_rules_is_told_at_once() -> None:
             "'pool-ram', 'pool-disk' or 'pool-object', not 'floppy'"
         ),
         "16:7: worker.rules[6].after: must be longer than 0, not 0",
-        "19:7: worker.rules[8]: can never match: the rule in line 17 takes all that it is about",
+        "17:7: worker.rules[7]: can never match: the rule in line 7 takes all that it is about",
+        "19:7: worker.rules[8]: can never match: the rule in line 7 takes all that it is about",
     ]
 
 
@@ -148,18 +150,9 @@ def test_everything_wrong_with_prefixes_is_told_at_once() -> None:
             "2:3: prefixes.9lives: a name is letters, digits, `_` and `-`, at most 63, and begins "
             "with a letter"
         ),
-        (
-            "3:3: prefixes.empty: NamedPrefix refuses its options: give exactly one of `text`, "
-            "`system`, `tokens` and `key`"
-        ),
-        (
-            "4:3: prefixes.both: NamedPrefix refuses its options: give exactly one of `text`, "
-            "`system`, `tokens` and `key`"
-        ),
-        (
-            "5:3: prefixes.short: NamedPrefix refuses its options: `key` must be 64 hexadecimal "
-            "digits"
-        ),
+        ("3:3: prefixes.empty: give exactly one of `text`, `system`, `tokens` and `key`"),
+        ("4:3: prefixes.both: give exactly one of `text`, `system`, `tokens` and `key`"),
+        ("5:3: prefixes.short: `key` must be 64 hexadecimal digits"),
         "6:11: prefixes.wrong.tokens: input should be greater than or equal to 0, not -1",
         (
             "6:25: prefixes.wrong.txt: no such option, did you mean 'text'?; allowed are `text`, "
@@ -195,3 +188,63 @@ def test_the_schema_refuses_what_the_loader_refuses(text: str) -> None:
     assert problems(text)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(yaml.safe_load(text), policy_schema())
+
+
+def test_a_rule_is_never_reached_also_where_the_earlier_one_is_wrong_itself() -> None:
+    first, second = problems(
+        """
+        worker:
+          rules:
+            - match: {tier: disk}
+              action: ttl
+              after: forever
+            - match: {tier: disk, hits: 3}
+              action: pin
+        """
+    )
+    assert first.startswith("5:7: worker.rules[0].after: must be a time such as `30s`")
+    assert second == (
+        "6:7: worker.rules[1]: can never match: the rule in line 3 takes all that it is about"
+    )
+
+
+def test_a_policy_speaks_of_its_options_also_where_another_is_unknown() -> None:
+    first, second = problems("cluster: {routing: {policy: cost, miss_weight: -1, foo: 2}}")
+    assert first.endswith("miss_weight must be a number of at least 0")
+    assert second.startswith("1:52: cluster.routing.foo: no such option")
+
+
+@pytest.mark.parametrize("match", ["{tier: []}", "{part: []}"])
+def test_a_rule_about_nothing_is_refused(match: str) -> None:
+    (only,) = problems(f"worker: {{rules: [{{match: {match}, action: pin}}]}}")
+    assert "at least 1 item" in only
+
+
+@pytest.mark.parametrize(
+    ("match", "warned"),
+    [
+        ("tenant: acme", True),
+        ("tenant: ''", False),
+        ("tenant: 8f2c*", False),
+        ("tenant: 0123456789abcdef", False),
+        ("tenant: 0123456789abcde", True),
+        ("tenant: 0123456789abcdeff", True),
+        ("tenant: 8F2C*", True),
+        ("tenant: '[89]*'", False),
+        ("tenant: '[xyz]*'", True),
+        ("tenant: '[!0-9a-f]*'", True),
+        ("session: '?*'", False),
+        ("session: '*@*'", True),
+        ("session: '????????????????'", False),
+        ("session: '?????????????????'", True),
+        ("model: smollm2", True),
+        ("model: ab*", False),
+        (f"model: {'ab' * 32}", False),
+        ("hits: 3", False),
+    ],
+)
+def test_a_pattern_that_no_tag_is_like_is_warned_of(match: str, warned: bool) -> None:
+    policies = load_policies(f"worker: {{rules: [{{match: {{{match}}}, action: pin}}]}}", name="p")
+    assert bool(policies.warnings) is warned
+    if warned:
+        assert str(policies.warnings[0]).startswith("1:18: worker.rules[0].match.")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import httpx
 
 from pie.policies.routing_plain import RoundRobinRouting
+from pie.router.key_file import KeyFile, write_key_file
 from tests.router.conftest import Cluster
 
 GOOD = "cluster: {routing: round-robin}"
@@ -18,7 +20,7 @@ async def test_a_version_is_applied_and_the_router_runs_it(cluster: Cluster) -> 
         before = (await client.get("/admin/policies")).json()
         assert (before["version"], before["versions"], before["own"]) == (0, [], None)
         applied = await client.post("/admin/policies", json={"text": GOOD, "note": "a test"})
-        assert applied.json() == {"version": 1}
+        assert applied.json() == {"version": 1, "warnings": []}
         async with asyncio.timeout(10):
             while True:
                 report = (await client.get("/admin/policies")).json()
@@ -28,6 +30,36 @@ async def test_a_version_is_applied_and_the_router_runs_it(cluster: Cluster) -> 
         assert (await client.get("/status")).json()["policy_version"] == 1
         assert [(one["text"], one["note"]) for one in report["versions"]] == [(GOOD, "a test")]
     assert isinstance(router._chooser._policy, RoundRobinRouting)
+
+
+async def test_a_rule_for_a_tenant_that_is_not_there_is_warned_of(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    file = tmp_path / "keys.json"
+    write_key_file(file, KeyFile().with_tenant("acme"))
+    cluster.mock("w0")
+    router = await cluster.router(1, keys_file=file, api_token="t")
+    tags = router._tenant_tags()
+    assert tags is not None
+    (tag,) = tags
+    text = (
+        "worker:\n  rules:\n"
+        f"    - {{match: {{tenant: {tag}}}, action: pin}}\n"
+        f"    - {{match: {{tenant: '{tag[:4]}*'}}, action: ttl, after: 1d}}\n"
+        "    - {match: {tenant: '0123456789abcdef'}, action: pin}\n"
+        "    - {match: {tenant: acme}, action: pin}\n"
+    )
+    headers = {"authorization": "Bearer t"}
+    async with httpx.AsyncClient(base_url=router.url, headers=headers) as client:
+        checked = await client.post("/admin/policies", json={"text": text, "check": True})
+        assert checked.json()["version"] == 0
+        first, second = checked.json()["warnings"]
+        assert first.startswith("6:7: worker.rules[3].match.tenant: no page is meant")
+        assert second.startswith(
+            "5:7: worker.rules[2].match.tenant: no known tenant has a tag like"
+        )
+        applied = await client.post("/admin/policies", json={"text": text})
+        assert applied.json() == {"version": 1, "warnings": checked.json()["warnings"]}
 
 
 async def test_what_is_not_acceptable_is_told_and_changes_nothing(cluster: Cluster) -> None:

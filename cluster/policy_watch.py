@@ -1,0 +1,180 @@
+"""A policy file that is watched: what changes in it takes effect.
+
+Covers noticing that a file has changed, however it was edited (written in place, replaced by another, or
+reached through a link that was turned, as those of a ConfigMap are), and for `pie serve` putting it in
+force through Redis. Does not cover what a file may say (`pie.policies.loader`) or how places come to run a
+version (`pie.index.policy_follower`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from pie.cluster.errors import ConfigError
+from pie.index.errors import PageIndexError
+from pie.index.policy_store import PolicyStore
+from pie.index.settings import IndexSettings
+from pie.policies.document import MAX_BYTES
+from pie.policies.errors import PolicyFileError
+from pie.policies.loader import load_policies
+
+log = logging.getLogger("pie.cluster.policy_watch")
+
+WATCH_S = 0.5
+"""How often a file is looked at."""
+_SETTLES_S = 0.1
+"""An edit is over once the file has been the same for so long."""
+_ENDS_S = 10.0
+
+Say = Callable[[str], object]
+
+
+class PolicyWatch:
+    """Hands on what a file says whenever that has changed.
+
+    Args:
+        file: The file, by the path that it is looked for at each time.
+        take: Called with its text where it is acceptable. May raise `ConfigError` where it is not.
+        refuse: Called with all that is wrong with it.
+        say: Told of warnings, that the file cannot be read, or that nobody takes it now; each once.
+        away: Raised by `take` and `refuse` where the text is to be offered again at the next look.
+    """
+
+    def __init__(
+        self,
+        file: Path,
+        *,
+        take: Callable[[str], None],
+        refuse: Callable[[Sequence[str]], None],
+        say: Say,
+        away: type[Exception],
+    ) -> None:
+        self._file = file
+        self._take = take
+        self._refuse = refuse
+        self._say = say
+        self._away = away
+        self._seen: bytes | None = None
+        self._said = ""
+
+    def look(self) -> None:
+        """Look at the file once; one that is being written is left for the next look."""
+        try:
+            content = self._read()
+            if content == self._seen:
+                return
+            # One that is written in place is empty for a moment, or half of what it will be.
+            time.sleep(_SETTLES_S)
+            if content != self._read():
+                return
+        except OSError as error:
+            self._say_once(f"{self._file} cannot be read: {error.strerror or error}")
+            return
+        try:
+            self._offer(content)
+        except self._away as error:
+            self._say_once(str(error))
+        else:
+            self._seen, self._said = content, ""
+
+    def _read(self) -> bytes:
+        with self._file.open("rb") as stream:
+            # A byte more than allowed tells that there is too much, however large the file.
+            return stream.read(MAX_BYTES + 1)
+
+    def _offer(self, content: bytes) -> None:
+        try:
+            policies = load_policies(
+                content, name=str(self._file), folder=self._file.absolute().parent
+            )
+            assert policies.text is not None
+            self._take(policies.text)
+            for warning in policies.warnings:
+                self._say(f"warning: {self._file}:{warning}")
+        except PolicyFileError as error:
+            self._refuse(str(error).splitlines())
+        except ConfigError as error:
+            self._refuse(error.problems)
+
+    def _say_once(self, text: str) -> None:
+        if text != self._said:
+            self._said = text
+            self._say(text)
+
+
+class ServedPolicies:
+    """What `pie serve` does about a file that is watched, on a thread of its own.
+
+    Args:
+        file: The file.
+        own: What it said when the cluster's parts were made.
+        index_url: Redis.
+        index: Key prefix and time limits.
+        report: Told of versions, and of what is wrong.
+    """
+
+    def __init__(
+        self, file: Path, own: str | None, index_url: str, index: IndexSettings, report: Say
+    ) -> None:
+        self._file = file
+        self._own = own
+        self._index_url = index_url
+        self._index = index
+        self._report = report
+        self._over = threading.Event()
+        self._watch = PolicyWatch(
+            file, take=self._take, refuse=self._refuse, say=self._warn, away=PageIndexError
+        )
+        self._thread = threading.Thread(target=self._run, name="policies", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Watch no longer."""
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join(_ENDS_S)
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            try:
+                self._watch.look()
+            except Exception:
+                log.exception("the policy file could not be looked at")
+            self._over.wait(WATCH_S)
+
+    def _take(self, text: str) -> None:
+        with self._store() as store:
+            number = store.current()
+            version = store.version(number) if number else None
+            in_force = self._own if version is None or version.text is None else version.text
+            if text == in_force:
+                store.accept()
+            else:
+                number = store.apply(text, self._file.name)
+                self._report(f"version {number} is in force, from {self._file}")
+
+    def _refuse(self, problems: Sequence[str]) -> None:
+        with self._store() as store:
+            store.refuse(self._file.name, problems)
+        self._warn("\n".join([f"an edit of {self._file} changes nothing:", *problems]))
+
+    def _warn(self, text: str) -> None:
+        log.warning("%s", text)
+        for line in text.splitlines():
+            self._report(line)
+
+    @contextlib.contextmanager
+    def _store(self) -> Iterator[PolicyStore]:
+        store = PolicyStore(self._index_url, self._index)
+        try:
+            yield store
+        finally:
+            store.close()
