@@ -182,6 +182,10 @@ class MirrorFeed:
                 await asyncio.sleep(backoff.next_s())
             except Exception:
                 log.exception("the index feed failed, and goes on")
+                # What the mirror says may be old, and whoever watches is to know.
+                self._reachable = False
+                self._set_mode()
+                next_look_s = 0.0
                 await asyncio.sleep(backoff.next_s())
 
     async def _look(self) -> None:

@@ -7,7 +7,7 @@ a leading run of pages can be used. Does not cover where layers lie in memory (`
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -130,13 +130,31 @@ def usable_run(
     page, each where the model has that part. The window is a whole one: a prompt that ends with
     the run computes its last token again, which attends to as many tokens before the run's end.
     """
+    return usable_segments(
+        ((mask, 1) for mask in masks),
+        parts=parts,
+        window_tokens=window_tokens,
+        page_tokens=page_tokens,
+    )
+
+
+def usable_segments(
+    segments: Iterable[tuple[PartMask, int]],
+    *,
+    parts: Sequence[Part],
+    window_tokens: int,
+    page_tokens: int,
+) -> int:
+    """Return `usable_run` of masks that are given with how many pages in a row have each."""
     needs_full, needs_window, needs_state = (part in parts for part in Part)
     window_pages = -(-window_tokens // page_tokens)
-    best = window_run = 0
-    for n, mask in enumerate(masks, start=1):
+    best = n = window_run = 0
+    for mask, pages in segments:
         if needs_full and not part_tiers(mask, Part.FULL):
             break
-        window_run = window_run + 1 if part_tiers(mask, Part.WINDOW) else 0
+        n += pages
+        window_run = window_run + pages if part_tiers(mask, Part.WINDOW) else 0
+        # Where the run may not end with the last of pages that are alike, it may with none of them.
         if needs_window and window_run < min(window_pages, n):
             continue
         if needs_state and not part_tiers(mask, Part.STATE):

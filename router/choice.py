@@ -19,7 +19,7 @@ from pie.index.contract import IndexReader, PlaceRecord
 from pie.index.runs import MaskRun
 from pie.page.events import Part, PartMask, PlaceId, PlaceKind, Tier, part_tiers
 from pie.page.key import PageKey, RootKey
-from pie.page.layout import usable_run
+from pie.page.layout import usable_segments
 from pie.policies.containing import is_own
 from pie.policies.routing import Choice, RequestView, RoutingPolicy, WorkerView
 from pie.policies.routing_cost import CostRouting
@@ -283,8 +283,8 @@ def held_pages(own: _Segments, pool: _Segments, record: PlaceRecord) -> Held:
                 break
             usable += pages
     else:
-        usable = usable_run(
-            [PartMask(a | b) for a, b, pages in merged for _ in range(pages)],
+        usable = usable_segments(
+            ((PartMask(a | b), pages) for a, b, pages in merged),
             parts=parts,
             window_tokens=record.window_tokens,
             page_tokens=record.page_tokens,

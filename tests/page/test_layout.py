@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from pie.page.events import Part, PartMask, Tier, part_bit, part_tiers
-from pie.page.layout import LayerSpec, PageLayout, StateSpec, usable_run
+from pie.page.layout import LayerSpec, PageLayout, StateSpec, usable_run, usable_segments
 
 FULL = LayerSpec(Part.FULL, kv_heads=2, key_dim=8, value_dim=4)
 WINDOW = LayerSpec(Part.WINDOW, kv_heads=2, key_dim=8, value_dim=8, window=5)
@@ -61,6 +61,26 @@ def test_usable_run_is_the_longest_that_the_rule_allows(
         page_tokens=page_tokens,
     )
     assert found == plain_usable_run(held, parts, window_tokens, page_tokens)
+
+
+@given(
+    st.lists(st.tuples(part_sets, st.integers(1, 9)), max_size=8),
+    part_sets.filter(bool),
+    st.integers(1, 60),
+    st.integers(1, 5),
+)
+def test_pages_that_are_alike_may_be_given_as_segments(
+    held: list[tuple[set[Part], int]], parts: set[Part], window_tokens: int, page_tokens: int
+) -> None:
+    window_tokens = window_tokens if Part.WINDOW in parts else 0
+    found = usable_segments(
+        [(mask_of(*page), pages) for page, pages in held],
+        parts=sorted(parts),
+        window_tokens=window_tokens,
+        page_tokens=page_tokens,
+    )
+    each = [page for page, pages in held for _ in range(pages)]
+    assert found == plain_usable_run(each, parts, window_tokens, page_tokens)
 
 
 def test_a_hole_in_full_ends_the_run() -> None:
