@@ -88,6 +88,10 @@ class Context:
         tokens, self._pending = self._pending, []
         return tokens
 
+    def put_back(self, tokens: Sequence[int]) -> None:
+        """Note that what `take_tokens` returned has not run after all: for `Generation`."""
+        self._pending = [*tokens, *self._pending]
+
     def generate(
         self,
         sampler: Sampler | LogitFunction | None = None,

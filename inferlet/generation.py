@@ -76,6 +76,8 @@ class Generation:
             if self.tokens:
                 is_over = self.finish == "stop"
                 self._context.generated(self.tokens, self.text, is_over=is_over)
+            else:
+                self._context.put_back(tokens)
 
     async def _all(self) -> str:
         async for _ in self:

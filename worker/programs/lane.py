@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import msgspec
+import torch
 
 from pie.page.key import PageKey
 from pie.wire.programs import PassDone, Trouble
@@ -99,7 +100,7 @@ class ProgramLane:
             ready = [(job, run) for job, run in runs if not run.is_loading]
             for job, run in ready:
                 if run.left == 1:
-                    self._add(job, run, 1, now_s)
+                    self._choose(job, run, 1, set(), now_s)
             waiting.append([(job, run) for job, run in ready if run.left > 1])
         keys, left = set(under_way), prefill_tokens
         for load in self.roster.loads:
@@ -111,11 +112,11 @@ class ProgramLane:
                 break
             sharers = min(len(wanting) - ahead, sum(map(bool, waiting)))
             share = max(self._page_tokens, left // sharers)
-            left -= self._prefill(job, run, min(share, left), keys, now_s)
+            left -= self._choose(job, run, min(share, left), keys, now_s)
         # Another program comes first next time.
         first = programs[0].name
         self.roster.programs[first] = self.roster.programs.pop(first)
-        return [one for chunk in list(self._planned) for one in self._pass(chunk, now_s)]
+        return self._passes(now_s)
 
     def finish(self, output: StepOutput, first: int, finite: Sequence[bool], now_s: float) -> None:
         """Take in what the planned passes gave.
@@ -130,10 +131,11 @@ class ProgramLane:
         try:
             self._take_in(planned, output, first, finite, now_s)
         except Exception as error:
+            log.exception("a program's call failed")
             # Nothing that a program asks may end the step thread, which is everybody's.
-            log.exception("what programs' passes gave could not be taken in")
             for job in dict.fromkeys(chunk.job for chunk in planned):
-                self._broke(job, error, now_s)
+                self._broke(job, error)
+        self.roster.end_failed(now_s)
 
     def _take_in(
         self,
@@ -143,62 +145,111 @@ class ProgramLane:
         finite: Sequence[bool],
         now_s: float,
     ) -> None:
-        drawing: list[tuple[Run, int]] = []
+        drawing: list[tuple[_Chunk, int]] = []
         for at, chunk in enumerate(planned):
             run, at_output = chunk.run, first + at
+            if chunk.job.failure is not None:
+                continue
             if not finite[at]:
                 error = CallError(Trouble.FAILED, "the model's output is not a number")
-                self.roster.fail(chunk.job, error, now_s)
+                self.roster.fail(chunk.job, error)
                 continue
             hidden = None if output.hidden is None else output.hidden[at_output]
             scores = output.scores[at_output]
             try:
                 run.take(chunk.tokens, output.of(at_output), hidden, scores, now_s)
             except Exception as error:
-                log.exception("a program's pass could not be taken in")
-                self._broke(chunk.job, error, now_s)
+                log.exception("a program's call failed")
+                self._broke(chunk.job, error)
                 continue
             for page in run.set.new_pages:
                 self.on_new_page(page)
             run.set.new_pages.clear()
             if not run.left and run.row is not None:
-                drawing.append((run, output.rows[at_output].stop - 1))
-        if drawing:
-            rows = [run.row for run, _ in drawing if run.row is not None]
-            tokens = draw(output.logits[[row for _, row in drawing]], rows)
-            for (run, _), token in zip(drawing, tokens, strict=True):
-                run.token = token
+                drawing.append((chunk, output.rows[at_output].stop - 1))
+        self._draw(drawing, output.logits)
         for job in dict.fromkeys(chunk.job for chunk in planned):
-            if job.runs and not any(run.left for run in job.runs):
-                self._done(job, now_s)
+            if job.failure is None and not any(run.left for run in job.runs):
+                try:
+                    self._done(job, now_s)
+                except Exception as error:
+                    log.exception("a program's call failed")
+                    self._broke(job, error)
+
+    def _draw(self, drawing: Sequence[tuple[_Chunk, int]], logits: torch.Tensor) -> None:
+        """Draw the next token of runs from rows of `logits`; all at once where none is in the way."""
+        if not drawing:
+            return
+        try:
+            self._draw_at_once(drawing, logits)
+        except Exception:
+            log.exception("tokens could not be drawn at once, so it is done one by one")
+            for chunk, row in drawing:
+                try:
+                    self._draw_at_once([(chunk, row)], logits)
+                except Exception as error:
+                    log.exception("a program's call failed")
+                    self._broke(chunk.job, error)
+
+    def _draw_at_once(self, drawing: Sequence[tuple[_Chunk, int]], logits: torch.Tensor) -> None:
+        rows = [chunk.run.row for chunk, _ in drawing if chunk.run.row is not None]
+        tokens = draw(logits[[row for _, row in drawing]], rows)
+        for (chunk, _), token in zip(drawing, tokens, strict=True):
+            chunk.run.token = token
 
     def loaded(self, load: ProgramLoad, pages: int, now_s: float) -> None:
         """Learn that a load is over, of which the first `pages` pages came."""
         self.roster.loads.remove(load)
         load.run.is_loading = False
-        load.end(pages, now_s)
+        try:
+            load.end(pages, now_s)
+        except Exception as error:
+            log.exception("a program's call failed")
+            self._broke(load.job, error)
+        self.roster.end_failed(now_s)
 
     def fail(self, reason: str, now_s: float) -> None:
         """Learn that the step failed as a whole."""
         planned, self._planned = self._planned, []
-        for job in dict.fromkeys(chunk.job for chunk in planned):
-            self.roster.fail(job, CallError(Trouble.FAILED, reason), now_s)
+        for chunk in planned:
+            self.roster.fail(chunk.job, CallError(Trouble.FAILED, reason))
+        self.roster.end_failed(now_s)
 
-    def _pass(self, chunk: _Chunk, now_s: float) -> list[Pass]:
-        """Return a chunk's pass; none, and its job has failed, where it cannot be made."""
-        if chunk not in self._planned:
-            return []
+    def _passes(self, now_s: float) -> list[Pass]:
+        """Return the passes of what is planned; a job of which one cannot be made has failed as a whole."""
+        made: list[tuple[_Chunk, Pass]] = []
+        for chunk in self._planned:
+            if chunk.job.failure is not None:
+                continue
+            try:
+                made.append((chunk, chunk.run.make_pass(chunk.tokens)))
+            except Exception as error:
+                log.exception("a program's call failed")
+                self._broke(chunk.job, error)
+        # The other sequences of a job that failed may be among them.
+        made = [one for one in made if one[0].job.failure is None]
+        self._planned = [chunk for chunk, _ in made]
+        self.roster.end_failed(now_s)
+        return [one for _, one in made]
+
+    def _broke(self, job: Job, error: Exception) -> None:
+        """Note that a job failed by a mistake of ours."""
+        self.roster.fail(job, CallError(Trouble.FAILED, f"{type(error).__name__}: {error}"))
+
+    def _choose(
+        self, job: Job, run: Run, budget: int, under_way: set[PageKey], now_s: float
+    ) -> int:
+        """Plan the next tokens of a run, at most `budget`; return how many."""
+        if job.failure is not None:
+            return 0
         try:
-            return [chunk.run.make_pass(chunk.tokens)]
+            if run.left == 1:
+                return int(self._add(job, run, 1, now_s))
+            return self._prefill(job, run, budget, under_way, now_s)
         except Exception as error:
-            log.exception("a program's pass could not be made")
-            self._planned = [one for one in self._planned if one is not chunk]
-            self._broke(chunk.job, error, now_s)
-            return []
-
-    def _broke(self, job: Job, error: Exception, now_s: float) -> None:
-        reason = f"{type(error).__name__}: {error}"
-        self.roster.fail(job, CallError(Trouble.FAILED, reason), now_s)
+            log.exception("a program's call failed")
+            self._broke(job, error)
+            return 0
 
     def _prefill(
         self, job: Job, run: Run, budget: int, under_way: set[PageKey], now_s: float
@@ -239,8 +290,7 @@ class ProgramLane:
             return True
         run.blocked_s = now_s if run.blocked_s is None else run.blocked_s
         if now_s - run.blocked_s > _WAITS_FOR_PAGES_S:
-            self._planned = [one for one in self._planned if one.job is not job]
-            self.roster.fail(job, out_of_pages(self._ledger, -(-count // self._page_tokens)), now_s)
+            self.roster.fail(job, out_of_pages(self._ledger, -(-count // self._page_tokens)))
         return False
 
     def _done(self, job: Job, now_s: float) -> None:
@@ -256,8 +306,7 @@ class ProgramLane:
         try:
             drawn = job.continuation.push(run.token)
         except GrammarFailedError as error:
-            failed = CallError(Trouble.FAILED, f"the grammar failed: {error}")
-            self.roster.end(job, failed.answer(job.number), (), now_s)
+            self.roster.fail(job, CallError(Trouble.FAILED, f"the grammar failed: {error}"))
             return
         if not drawn.finish:
             self.roster.say(job, drawn)

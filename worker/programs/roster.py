@@ -14,6 +14,8 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
+import msgspec
+
 from pie.page.key import RootKey, tenant_root
 from pie.wire.frames import Buffer
 from pie.wire.programs import (
@@ -21,6 +23,7 @@ from pie.wire.programs import (
     CancelCall,
     CloseSet,
     CompactSet,
+    Drawn,
     DropSlots,
     ForkSet,
     GenerateTokens,
@@ -81,6 +84,10 @@ class Job:
         self.sets = sets
         self.runs: list[Run] = []
         self.continuation: Continuation | None = None
+        self.is_cancelled = False
+        self.failure: CallError | None = None
+        """Why it is about to end: what is planned for it is of no use any more."""
+        self.is_over = False
 
     @property
     def number(self) -> int:
@@ -154,6 +161,7 @@ class Roster:
         self._page_tokens = page_tokens
         self._vocabulary = vocabulary
         self._answers: list[ProgramAnswer] = []
+        self._failed: list[Job] = []
         self._numbers = 0
 
     @property
@@ -188,18 +196,25 @@ class Roster:
         self._answers.append(ProgramAnswer(job.program.name, message, frames))
 
     def end(self, job: Job, message: EngineAnswer, frames: Sequence[Buffer], now_s: float) -> None:
-        """Answer a job for good, and carry out what waited for it."""
-        job.runs = []
-        for load in self.loads:
-            load.is_wanted &= load.job is not job
-        self.say(job, message, frames)
-        self._forget(job)
+        """Answer a job for good, and carry out what waited for it.
+
+        To be called when nothing of the job is planned: its working sets change with the next calls.
+        """
+        self._close(job, message, frames)
         self._go_on(job.program, job.sets, now_s)
 
-    def fail(self, job: Job, error: CallError, now_s: float) -> None:
-        """Answer a job with an error; once."""
-        if job.runs:
-            self.end(job, error.answer(job.number), (), now_s)
+    def fail(self, job: Job, error: CallError) -> None:
+        """Note that a job has failed; `end_failed` ends it."""
+        if job.failure is None and not job.is_over:
+            job.failure = error
+            self._failed.append(job)
+
+    def end_failed(self, now_s: float) -> None:
+        """End the jobs that have failed, nothing of which is planned any more."""
+        while self._failed:
+            job = self._failed.pop()
+            if job.failure is not None and not job.is_over:
+                self.end(job, job.failure.answer(job.number), (), now_s)
 
     def users(self) -> list[int]:
         """List the pages of every working set and load, as often as they are used."""
@@ -281,11 +296,22 @@ class Roster:
                 if not isinstance(error, CallError):
                     log.exception("a program's call could not be carried out")
                     error = CallError(Trouble.FAILED, f"{type(error).__name__}: {error}")
-                self.say(job, error.answer(job.number))
-                job.runs = []
-            if not job.runs:
-                self._forget(job)
-                left.extend(one for one in job.sets if one not in left)
+                self._close(job, error.answer(job.number), ())
+            else:
+                if job.runs:
+                    continue
+                self._close(job, None, ())
+            left.extend(one for one in job.sets if one not in left)
+
+    def _close(self, job: Job, message: EngineAnswer | None, frames: Sequence[Buffer]) -> None:
+        """End a job, which happens here and nowhere else, and once."""
+        assert not job.is_over
+        job.is_over, job.runs = True, []
+        for load in self.loads:
+            load.is_wanted &= load.job is not job
+        if message is not None:
+            self.say(job, message, frames)
+        self._forget(job)
 
     def _carry_out(self, job: Job, now_s: float) -> None:
         """Do what a call asks, or begin to."""
@@ -361,6 +387,10 @@ class Roster:
 
     def _begin_generation(self, job: Job, message: GenerateTokens) -> None:
         target = job.program.set(message.set)
+        if job.is_cancelled:
+            nothing = Drawn(message.call, (), "", "cancelled", target.next_slot, len(target.pages))
+            self.say(job, msgspec.structs.replace(nothing, cached_tokens=target.cached_tokens))
+            return
         tokens = read_ints(job.call.frames)
         check_tokens(tokens, self._shape)
         check_drawing(message.sampling)
@@ -405,8 +435,10 @@ class Roster:
     def _cancel(self, program: Program, message: CancelCall) -> None:
         for queue in program.queues.values():
             for job in queue:
-                if job.call.call.call == message.target and job.continuation is not None:
-                    job.continuation.is_cancelled = True
+                if job.number == message.target:
+                    job.is_cancelled = True
+                    if job.continuation is not None:
+                        job.continuation.is_cancelled = True
 
     def _tell_state(self, job: Job, one: SlotSet) -> None:
         state = SetState(

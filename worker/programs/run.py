@@ -77,6 +77,7 @@ class Run:
         self._is_narrow = call.read is not None or call.mask is not None
         self._embeddings = call.embeddings
         self._upcoming = target.upcoming(call.tokens) if self.is_plain else []
+        self._reached = self._place()
 
     @property
     def left(self) -> int:
@@ -166,8 +167,10 @@ class Run:
         """Take what is there in pages; return how many tokens need not run."""
         if not self._upcoming or not self.is_plain:
             return 0
+        self._check_place()
         won = self.set.match(self.tokens[self.fed :], self.next_keys(), now_s)
         self.fed += won
+        self._reached = self._place()
         return won
 
     def loadable_keys(self) -> list[PageKey]:
@@ -178,10 +181,13 @@ class Run:
 
     def take_loaded(self, pages: Sequence[PageSlot], now_s: float) -> None:
         """Go on behind its next pages, which are writable and have been written."""
+        self._check_place()
         self.fed += self.set.take_loaded(pages, self.tokens[self.fed :], self.next_keys(), now_s)
+        self._reached = self._place()
 
     def make_pass(self, count: int) -> Pass:
         """Return the pass of the next `count` tokens, for which there is room."""
+        self._check_place()
         last = count == self.left
         wants, end = self._wants, len(self.tokens)
         allowed = self._allowed(count) if self._narrows(count) else None
@@ -231,6 +237,7 @@ class Run:
             scores: `[layers, query_heads, cells]`, where asked for.
             now_s: The time.
         """
+        self._check_place()
         wants, last = self._wants, count == self.left
         gathered = self.gathered
         if wants.logits is Rows.ALL or (last and wants.logits is Rows.LAST):
@@ -250,8 +257,20 @@ class Run:
             is_pure=not self._is_narrow and self._embeddings is None,
         )
         self.fed += count
+        self._reached = self._place()
         if scores is not None:
             self._take_scores(scores)
+
+    def _place(self) -> tuple[int, Sequence[PageKey]]:
+        """Return what its next tokens come after: how many cells, and the last page's key."""
+        return self.set.used, self.set.keys[-1:]
+
+    def _check_place(self) -> None:
+        """Raise `AssertionError` where its working set went on without it.
+
+        Keys that it has made would name other tokens' pages then, and everybody finds those.
+        """
+        assert self._place() == self._reached, "a pass goes on where it left its working set"
 
     def _take_targets(self, count: int, logits: torch.Tensor) -> None:
         """Look up the log-probabilities of the targets that follow these tokens."""
