@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from tests.support.serving import Serving
 
 pytestmark = [pytest.mark.live, pytest.mark.xdist_group("command"), pytest.mark.timeout(400)]
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "policies" / "newest_first.py"
 PAGE_TOKENS = 16
 SESSION = "adas-conversation"
 SYSTEM = "You keep the log of a lighthouse. " * 12
@@ -84,7 +86,11 @@ def found(client: OpenAI, text: str, **fields: object) -> tuple[int, int]:
 def press(client: OpenAI, name: str) -> None:
     """Compute twice as many pages of others as there is room for."""
     for number in range(8):
-        found(client, f"{name} {number}: " + "the tide comes in and goes out again. " * 36)
+        found(client, pressed(name, number))
+
+
+def pressed(name: str, number: int) -> str:
+    return f"{name} {number}: " + "the tide comes in and goes out again. " * 36
 
 
 def told(client: OpenAI, text: str) -> int:
@@ -192,6 +198,30 @@ def test_an_edit_of_the_watched_file_takes_effect_and_a_bad_one_is_told(
     found(client, "It answers all the same.")
     mount(serving.folder, "fourth", POLICIES)
     wait_for(lambda: runs(before + 2) and not refused())
+
+
+def test_a_policy_of_ones_own_evicts_by_its_own_rule(serving: Serving, client: OpenAI) -> None:
+    desk, said = Desk(serving.url, ""), list[str]()
+    shutil.copy(EXAMPLE, serving.folder / EXAMPLE.name)
+    usual, own = serving.folder / "usual.yaml", serving.folder / "own.yaml"
+    usual.write_text("worker: {retention: lru}")
+    own.write_text("worker: {retention: 'newest_first:NewestFirst'}")
+
+    def kept_by(file: Path, name: str) -> bool:
+        """Say whether what was there first is still there after as much again as there is room for."""
+        assert apply_file(desk, usual, said.append), said
+        press(client, name)
+        assert apply_file(desk, file, said.append), said
+        press(client, f"{name}, more,")
+        cached, tokens = found(client, pressed(name, 5))
+        return cached >= tokens - 2 * PAGE_TOKENS
+
+    # It has a millisecond to answer, or `lru` does: on a machine that is busy, now and then.
+    deadline_s, tried = time.monotonic() + 120, 0
+    while not kept_by(own, f"own {tried}"):
+        assert time.monotonic() < deadline_s, "its rule is never followed"
+        tried += 1
+    assert not kept_by(usual, "usual"), "it is the rule that keeps it"
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
