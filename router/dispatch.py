@@ -1,7 +1,7 @@
 """One sequence's life: choose a worker, send, retry before the first token, resume after it.
 
-Covers attempts, their limits, and what a client is told when there are none left. Does not cover
-who is chosen (`pie.router.choice`) or how text reaches the client (`pie.router.exchange`).
+Covers attempts and their limits. Does not cover how many there are (`pie.router.tries`), who is chosen
+(`pie.router.choice`) or how text reaches the client (`pie.router.exchange`).
 
 A resume sends the prompt with the tokens that the client has, and where the prompt ends: the new
 worker feeds those to its detokeniser and stop matcher without sending their text again, counts
@@ -18,12 +18,13 @@ from collections.abc import Sequence
 
 from pie.router.books import Running
 from pie.router.choice import Chooser, Chosen
-from pie.router.errors import ApiError, invalid, overloaded, server_error, unavailable
+from pie.router.errors import ApiError, invalid, server_error
 from pie.router.generation import Ending, Generation, Tried
 from pie.router.link import WorkerLink
 from pie.router.metrics import RouterMetrics
 from pie.router.settings import RouterSettings
 from pie.router.tenant import session_tag, tenant_tag
+from pie.router.tries import Tries
 from pie.router.workers import WorkerSet
 from pie.wire import WireError, WireTimeout
 from pie.wire.messages import Generate, RefusalCode
@@ -33,8 +34,8 @@ log = logging.getLogger("pie.router.dispatch")
 _POLL_S = 0.02
 """How often a request that lost its worker looks for another."""
 _SEND_TIMEOUT_S = 5.0
-_MOST_FAILURES = 2
-"""A request that two workers tried and could not is not tried on a third."""
+_LEAST_S = 0.001
+"""What a request whose time is up gives its worker."""
 
 
 class Dispatcher:
@@ -77,48 +78,45 @@ class Dispatcher:
             generation.mailbox.fail(server_error("The router failed."))
 
     async def _attempts(self, generation: Generation) -> None:
-        tried: set[WorkerLink] = set()
-        left = self._settings.attempts
-        failures = 0
-        while left > 0 and failures < _MOST_FAILURES:
-            chosen = await self._pick(generation, tried)
+        tries = Tries(generation.order, self._settings)
+        while tries.may_go_on():
+            chosen = await self._pick(generation, tries)
             if chosen is None:
                 break
             generation.chosen = chosen
-            tried_now = Tried(chosen, len(generation.output_ids))
-            generation.history.append(tried_now)
+            before = len(generation.output_ids)
+            tried = Tried(chosen, before)
+            generation.history.append(tried)
             ending = await self._attempt(generation, chosen)
             generation.chosen = None
-            tried_now.ending = ending.value
+            tried.ending = ending.value
             if ending is Ending.DONE:
                 return
-            tried_now.ending = self._lost(generation, chosen.link, ending)
-            left -= 1
+            tried.ending = self._lost(generation, chosen.link, ending)
             if ending is Ending.REFUSED:
                 self._raise_for_good(generation)
-            # A worker that is gone takes no request until it is back, and then it may.
-            if ending is not Ending.GONE:
-                tried.add(chosen.link)
-            failures += ending is Ending.FAILED
-        raise self._gave_up(generation)
+            tries.ended(
+                chosen.link,
+                ending,
+                tried.ending,
+                tokens=len(generation.output_ids) - before,
+                refused=generation.refused,
+                failure=generation.failure,
+            )
+        raise tries.gave_up(others=len(self._candidates(generation, tries)))
 
-    async def _pick(
-        self, generation: Generation, tried: set[WorkerLink]
-    ) -> Chosen[WorkerLink] | None:
+    async def _pick(self, generation: Generation, tries: Tries) -> Chosen[WorkerLink] | None:
         """Return the worker for the next attempt; None where there is none.
 
-        A request that lost its worker waits a while for one to come back, and a client that has
-        read half an answer for one that has room; a new request does not.
+        Raises:
+            ApiError: The request's time ran out while it waited for one.
         """
-        since_s = time.monotonic()
-        until_s = since_s + self._settings.worker_wait_s
-        while not (links := self._candidates(generation, tried)):
-            refused = generation.refused is not None and generation.first_token_s is None
-            if generation.attempts == 0 or refused or time.monotonic() >= until_s:
+        while not (links := self._candidates(generation, tries)):
+            if not tries.waits(time.monotonic()):
                 return None
+            if not self._remaining_s(generation):
+                raise self._late()
             await asyncio.sleep(_POLL_S)
-            if time.monotonic() >= since_s + self._settings.retry_after_s:
-                tried.clear()
         chosen = _with_leader(generation, links) or self._chooser.choose(
             generation.request_id, generation.prefix, links, session=generation.order.session
         )
@@ -127,14 +125,14 @@ class Dispatcher:
             generation.place = chosen.link.record.place
         return chosen
 
-    def _candidates(self, generation: Generation, tried: set[WorkerLink]) -> list[WorkerLink]:
-        """Return the workers that may take it and have not failed it yet."""
+    def _candidates(self, generation: Generation, tries: Tries) -> list[WorkerLink]:
+        """Return the workers that may take it and are not left out for now."""
         order = generation.order
         length = len(order.prompt.ids) + len(generation.output_ids)
         return [
             link
             for link in self._workers.usable(order.model.name, order.model.digest)
-            if link not in tried
+            if not tries.leaves_out(link)
             and length < link.record.context_tokens
             and order.only_place in (None, link.record.place)
         ]
@@ -145,7 +143,7 @@ class Dispatcher:
         assert link.record.model_root is not None
         ended = generation.next_attempt()
         tokens = len(prefix.ids)
-        remaining_s = self._remaining_s(generation)
+        remaining_s = max(self._remaining_s(generation), _LEAST_S)
         message = Generate(
             request_id=generation.attempt_id,
             epoch=link.record.epoch,
@@ -191,15 +189,18 @@ class Dispatcher:
             link.cancel(message.request_id)
         if ending is Ending.LATE:
             generation.history[-1].ending = ending.value
-            raise server_error(
-                f"No full answer within {self._settings.request_timeout_s:g} s.", "timeout", 504
-            )
+            raise self._late()
         return ending
 
     def _remaining_s(self, generation: Generation) -> float:
-        """Return the time that a request has left."""
+        """Return the time that a request has left; 0 for none."""
         used_s = time.monotonic() - generation.order.arrived_s
-        return max(self._settings.request_timeout_s - used_s, 0.001)
+        return max(self._settings.request_timeout_s - used_s, 0.0)
+
+    def _late(self) -> ApiError:
+        """Return what to tell a client whose request's time is up."""
+        limit_s = self._settings.request_timeout_s
+        return server_error(f"No full answer within {limit_s:g} s.", "timeout", 504)
 
     def _lost(self, generation: Generation, link: WorkerLink, ending: Ending) -> str:
         """Count and log an attempt that did not bring the answer; return why."""
@@ -234,23 +235,6 @@ class Dispatcher:
             raise invalid(f"{param}: {refused.message}", param)
         if refused.code is RefusalCode.BAD_MESSAGE:
             raise invalid(refused.message, None)
-
-    def _gave_up(self, generation: Generation) -> ApiError:
-        """Return what to tell a client for whom no worker is left."""
-        refused, order = generation.refused, generation.order
-        retry_after_s = self._settings.retry_after_s
-        if refused is not None:
-            retry_after_s = refused.retry_after_s or retry_after_s
-            if refused.code is RefusalCode.OVERLOADED:
-                return overloaded(f"All workers are busy: {refused.message}", retry_after_s)
-            if refused.code is RefusalCode.DRAINING:
-                return unavailable("All workers are stopping.", retry_after_s)
-            return server_error(f"The worker refused: {refused.message}")
-        if generation.failure:
-            return server_error(f"The worker failed: {generation.failure}")
-        if order.only_place is not None:
-            return unavailable(f"Worker {order.only_place} takes no requests.", retry_after_s)
-        return unavailable(f"No worker for {order.model.name} is there.", retry_after_s)
 
 
 def _with_leader(generation: Generation, links: Sequence[WorkerLink]) -> Chosen[WorkerLink] | None:

@@ -121,7 +121,9 @@ class Generation:
         self.finish: FinishReason | None = None
         self.last_heard_s = 0.0
         self.refused: Refused | None = None
+        """Why the worker of the present attempt does not take it."""
         self.failure = ""
+        """Why it could not."""
         self._ended: asyncio.Future[Ending] | None = None
 
     @property
@@ -148,6 +150,7 @@ class Generation:
     def next_attempt(self) -> asyncio.Future[Ending]:
         """Begin another attempt and return the future of its end."""
         self.attempts += 1
+        self.refused, self.failure = None, ""
         self.last_heard_s = time.monotonic()
         self._ended = asyncio.get_running_loop().create_future()
         return self._ended

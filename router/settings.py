@@ -140,14 +140,18 @@ class RouterSettings(BaseModel):
         description="Longest wait for a client to take what was sent.",
     )
     attempts: int = Field(
-        default=4, ge=1, le=100, description="Workers tried for one sequence, the first included."
+        default=4,
+        ge=1,
+        le=100,
+        description="Workers tried for one sequence until its next token, the first included. Of one that has begun, "
+        "a full worker counts for none.",
     )
     worker_wait_s: float = Field(
         default=10.0,
         ge=0,
         le=86_400,
-        description="Longest wait for a worker to come back while a request that lost its own "
-        "worker is under way.",
+        description="Longest wait of a request that lost its worker for one to come back or, once its answer has "
+        "begun, for one with room.",
     )
     retry_after_s: float = Field(
         default=2.0,
