@@ -6,7 +6,7 @@
     ├── DroppedSlotError       it reads a slot that was dropped
     ├── FrozenPageError        it writes a slot in a frozen page
     ├── NothingAttendedError   a token would attend to nothing
-    ├── RecurrentError         it masks what a recurrent layer holds in one state
+    ├── RecurrentError         it asks of recurrent layers what only slots have
     ├── ContextLengthError     it does not fit into the model's context
     ├── OutOfPagesError        programs hold all the pages that they may
     ├── NotAllowedError        the host does not do this for programs
@@ -56,7 +56,7 @@ class NothingAttendedError(InferletError):
 
 
 class RecurrentError(InferletError):
-    """It masks what a recurrent layer holds in one state."""
+    """It asks of recurrent layers what only slots have."""
 
 
 class ContextLengthError(InferletError):

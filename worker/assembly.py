@@ -33,7 +33,7 @@ from pie.worker.programs.calls import ModelShape
 from pie.worker.programs.commands import ProgramCommand
 from pie.worker.programs.host import ProgramHost
 from pie.worker.programs.lane import ProgramLane
-from pie.worker.programs.ledger import PageLedger
+from pie.worker.programs.ledger import PageLedger, StateLedger
 from pie.worker.programs.parking import ParkingLot
 from pie.worker.programs.roster import Roster
 from pie.worker.runner import Runner
@@ -153,7 +153,13 @@ def make_engine(
         states=states,
         debug=debug,
     )
-    ledger = PageLedger(table, int(table.total * settings.program_share))
+    share = settings.program_share
+    ledger = PageLedger(table, int(table.total * share))
+    states_of_programs = None
+    if states is not None:
+        # Two are left for a request that goes on from a snapshot; one at least is had by programs.
+        most = min(int(states.total * share), states.total - 2)
+        states_of_programs = StateLedger(states, max(1, most))
     roster = Roster(
         ledger,
         model.model_root,
@@ -164,9 +170,11 @@ def make_engine(
             model.layout.attention_parts,
             page_bytes=model.layout.page_bytes,
             budget_bytes=int(settings.program_host_budget),
+            state_bytes=model.layout.state_bytes,
         ),
         page_tokens=settings.page_tokens,
         vocabulary=vocabulary,
+        states=states_of_programs,
     )
     engine.run_programs(
         ProgramLane(roster, ledger, page_tokens=settings.page_tokens, max_rows=settings.max_running)

@@ -182,7 +182,7 @@ class Engine:
     def run_programs(self, lane: ProgramLane) -> None:
         """Run users' programs too from now on."""
         self._programs = lane
-        lane.on_new_page = lambda page: self._put_store(PageToStore(*page))
+        lane.on_new_page = self._put_store
         lane.load_wish, lane.load = self._load_wish, self._load
 
     def handle(self, command: Command) -> None:
@@ -248,16 +248,17 @@ class Engine:
         """Raise `AssertionError` where table, scheduler and requests contradict each other."""
         self._scheduler.check()
         users = [list(one.working_set.pages) for one in self._scheduler.sequences()]
-        programs: list[int] = []
+        programs, states = list[int](), list[int]()
         if self._programs is not None:
             self._programs.roster.check()
             programs = self._programs.roster.users()
+            states = self._programs.roster.state_users()
         self._table.check([*users, self._stores.in_flight, programs])
         if self._suspended is not None:
             self._suspended.check()
         if self._states is not None:
             slots = [one.working_set.state_slots for one in self._scheduler.sequences()]
-            self._states.check([*slots, self._stores.states_in_flight])
+            self._states.check([*slots, self._stores.states_in_flight, states])
         assert {g.sequence.number for g in self._generations.values()} == set(self._by_number)
         forking = {one for one in self._by_number.values() if one.is_forking}
         assert set(self._forks.waiting()) == forking
@@ -333,7 +334,7 @@ class Engine:
             )
         elif self._programs is not None:
             assert isinstance(one, ProgramLoad)
-            self._programs.loaded(one, ended.pages, now_s)
+            self._programs.loaded(one, ended.pages, now_s, has_state=ended.has_state)
 
     def _expire(self, now_s: float) -> None:
         for generation in list(self._generations.values()):

@@ -89,6 +89,7 @@ def _steps(one: Pass) -> list[Pass]:
             start=one.start + at,
             logits=LogitRows.NONE if one.logits is LogitRows.LAST and at < last else one.logits,
             positions=None if one.positions is None else one.positions[at : at + 1],
+            embeddings=None if one.embeddings is None else one.embeddings[at : at + 1],
             mask=None if one.mask is None else one.mask[..., at : at + 1, : one.start + at + 1],
             scores_queries=int(at > last - one.scores_queries),
             state_in=one.state_in if not at else one.state_out,

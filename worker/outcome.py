@@ -63,11 +63,14 @@ def attempt(
 ) -> tuple[Outcome | None, str]:
     """Compute a step; where that fails with `others` in it, once more without them.
 
+    Not with a recurrent model, whose states may have been written already, each where it was read.
+
     Returns what came, None where nothing did, and why the first time failed: `others` are not in
     the outcome then.
     """
     reason = ""
-    for passes in (others, ()) if others else ((),):
+    is_recurrent = any(one.state_out is not None for one in others)
+    for passes in (others, ()) if others and not is_recurrent else (others,):
         if not (chunks or passes):
             break
         try:

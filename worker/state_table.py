@@ -134,6 +134,10 @@ class StateTable:
         self.taken += 1
         return self.slots.freeze(slot, page, now_s)
 
+    def skip(self) -> None:
+        """Count a snapshot that was due, and for which there was no slot."""
+        self.skipped += 1
+
     def release(self, slots: Sequence[StateSlot]) -> None:
         """Take one user from each slot. A writable one becomes free, a snapshot stays."""
         self.slots.release(slots)

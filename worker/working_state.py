@@ -10,16 +10,46 @@ two sequences.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
 from pie.page.key import PageKey
 from pie.worker.batch import StateSlot
 from pie.worker.page_table import FrozenPage
-from pie.worker.state_table import StateTable
+
+
+class StateSlots(Protocol):
+    """Where slots come from: `pie.worker.state_table.StateTable`, or a share of it."""
+
+    def holds(self, key: PageKey) -> bool:
+        """Say whether there is a snapshot under `key`."""
+        ...
+
+    def use(self, key: PageKey, now_s: float) -> StateSlot:
+        """Return the slot of a snapshot that there is, with one more user."""
+        ...
+
+    def share(self, slot: StateSlot) -> None:
+        """Add a user to a snapshot."""
+
+    def allocate(self, now_s: float) -> StateSlot | None:
+        """Take a slot to write; None where there is none."""
+
+    def freeze(self, slot: StateSlot, page: FrozenPage, now_s: float) -> StateSlot:
+        """Make a writable slot the snapshot at a page's end; return the slot that holds the key now."""
+        ...
+
+    def release(self, slots: Sequence[StateSlot]) -> None:
+        """Take one user from each slot."""
+
+    def skip(self) -> None:
+        """Count a snapshot that was due, and for which there was no slot."""
 
 
 class WorkingState:
     """The recurrent state of the computed tokens of one sequence."""
 
-    def __init__(self, table: StateTable) -> None:
+    def __init__(self, table: StateSlots) -> None:
         self.source: StateSlot | None = None
         """Holds the state after the computed tokens; None before any."""
         self.target: StateSlot | None = None
@@ -60,7 +90,7 @@ class WorkingState:
             return False
         fresh = self._table.allocate(now_s)
         if fresh is None:
-            self._table.skipped += 1
+            self._table.skip()
             return False
         self.source = self._table.freeze(self.target, due, now_s)
         self.target = fresh

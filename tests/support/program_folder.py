@@ -5,18 +5,29 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel
 
 from tests.support.chat_folder import write_chat_folder
+from tests.support.models import RECURRENT
 
 EOS = 3  # <|im_end|>
 
 
-def write_program_folder(folder: Path) -> Path:
-    """Write a tiny Llama that speaks ChatML; the same one each time."""
+def write_program_folder(folder: Path, kind: str = "llama") -> Path:
+    """Write a tiny Llama, or recurrent model of a kind, that speaks ChatML; the same one each time."""
     write_chat_folder(folder)
-    config = LlamaConfig(
-        vocab_size=416,
+    config = _llama() if kind == "llama" else RECURRENT[kind]()
+    config.vocab_size, config.bos_token_id = 416, 0
+    config.eos_token_id, config.pad_token_id = EOS, 1
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        module = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+    module.save_pretrained(folder)
+    return folder
+
+
+def _llama() -> PreTrainedConfig:
+    return LlamaConfig(
         hidden_size=64,
         num_hidden_layers=2,
         num_attention_heads=4,
@@ -25,15 +36,7 @@ def write_program_folder(folder: Path) -> Path:
         max_position_embeddings=2048,
         initializer_range=0.2,
         tie_word_embeddings=False,
-        bos_token_id=0,
-        eos_token_id=EOS,
-        pad_token_id=1,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3)
-        module = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
-    module.save_pretrained(folder)
-    return folder
 
 
 def reference_of(folder: Path) -> PreTrainedModel:

@@ -17,8 +17,8 @@ from pie.wire.errors import RefusedError
 from pie.wire.messages import Sampling
 from pie.wire.programs import PassInput, Rows, Trouble
 from pie.worker.intake import check_sampling
-from pie.worker.programs.slots import Bools, Ints
-from pie.worker.programs.trouble import CallError
+from pie.worker.programs.cells import Bools, Ints
+from pie.worker.programs.trouble import CallError, recurrent
 
 _MOST_RESULT_BYTES = 64 << 20
 _MOST_MASK_ELEMENTS = 1 << 28
@@ -186,16 +186,16 @@ def _check(
         raise bad(f"the likeliest {one.top} tokens: at most {_MOST_TOP} can be asked for")
     if not 0 <= one.scores <= len(tokens):
         raise bad(f"scores of the last {one.scores} of {len(tokens)} tokens")
-    if shape.is_recurrent and (one.mask is not None or one.has_read or one.scores):
-        raise recurrent("masks and scores are about attention")
+    if shape.is_recurrent and (one.mask is not None or one.has_read):
+        raise recurrent(f"a mask would hide nothing from them ({may_ask(shape)})")
+    if one.scores and not shape.layers:
+        raise recurrent(f"there is no attention to give scores of ({may_ask(shape)})")
 
 
-def recurrent(why: str) -> CallError:
-    """Return the error of what cannot be done to recurrent layers."""
-    return CallError(
-        Trouble.RECURRENT,
-        f"this model has recurrent layers, whose state holds all tokens in one: {why}",
-    )
+def may_ask(shape: ModelShape) -> str:
+    """Say what programs may do on a model with recurrent layers besides running tokens."""
+    scores = "scores of its layers with attention, " if shape.layers else ""
+    return f"what may be had of this model: {scores}logits, hidden states, forks, seal, park"
 
 
 def _mask(shape: tuple[int, int, int, int], bits: bytes, model: ModelShape) -> Bools:

@@ -23,22 +23,19 @@ from pie.page.key import PageKey
 from pie.wire.programs import PassDone, Trouble
 from pie.worker.batch import Pass, StepOutput
 from pie.worker.grammar import GrammarFailedError
-from pie.worker.page_table import FrozenPage
 from pie.worker.programs.answers import part_of
 from pie.worker.programs.ledger import PageLedger
 from pie.worker.programs.loading import ProgramLoad
 from pie.worker.programs.roster import Job, Roster
 from pie.worker.programs.run import Run
-from pie.worker.programs.slots import out_of_pages
 from pie.worker.programs.trouble import CallError
 from pie.worker.sampling import draw
+from pie.worker.stores import PageToStore
 
 log = logging.getLogger("pie.worker.programs.lane")
 
 _WAITS_FOR_PAGES_S = 5.0
 """How long a pass waits for room before it fails: others may end meanwhile."""
-
-NewPage = tuple[int, FrozenPage, PageKey]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +69,8 @@ class ProgramLane:
         self._ledger = ledger
         self._page_tokens = page_tokens
         self._max_rows = max_rows
-        self.on_new_page: Callable[[NewPage], None] = lambda _: None
-        """Told of pages that were frozen and that nobody held before."""
+        self.on_new_page: Callable[[PageToStore], None] = lambda _: None
+        """Told of pages and snapshots that were frozen and that nobody held before."""
         self.load_wish: Callable[[ProgramLoad], int] = lambda _: 0
         """Says how many pages to load rather than compute."""
         self.load: Callable[[ProgramLoad], None] = lambda _: None
@@ -104,7 +101,7 @@ class ProgramLane:
             waiting.append([(job, run) for job, run in ready if run.left > 1])
         keys, left = set(under_way), prefill_tokens
         for load in self.roster.loads:
-            keys.update(load.run.next_keys() if load.is_wanted else ())
+            keys.update(load.run.announced() if load.is_wanted else ())
         rounds = itertools.chain.from_iterable(itertools.zip_longest(*waiting))
         wanting = [one for one in rounds if one is not None]
         for ahead, (job, run) in enumerate(wanting):
@@ -149,8 +146,10 @@ class ProgramLane:
         for at, chunk in enumerate(planned):
             run, at_output = chunk.run, first + at
             if chunk.job.failure is not None:
+                run.set.lose_state()
                 continue
             if not finite[at]:
+                run.set.lose_state()
                 error = CallError(Trouble.FAILED, "the model's output is not a number")
                 self.roster.fail(chunk.job, error)
                 continue
@@ -160,6 +159,7 @@ class ProgramLane:
                 run.take(chunk.tokens, output.of(at_output), hidden, scores, now_s)
             except Exception as error:
                 log.exception("a program's call failed")
+                run.set.lose_state()
                 self._broke(chunk.job, error)
                 continue
             for page in run.set.new_pages:
@@ -197,12 +197,12 @@ class ProgramLane:
         for (chunk, _), token in zip(drawing, tokens, strict=True):
             chunk.run.token = token
 
-    def loaded(self, load: ProgramLoad, pages: int, now_s: float) -> None:
-        """Learn that a load is over, of which the first `pages` pages came."""
+    def loaded(self, load: ProgramLoad, pages: int, now_s: float, *, has_state: bool) -> None:
+        """Learn that a load is over, of which the first `pages` pages came, and the state after them or not."""
         self.roster.loads.remove(load)
         load.run.is_loading = False
         try:
-            load.end(pages, now_s)
+            load.end(pages, now_s, has_state=has_state)
         except Exception as error:
             log.exception("a program's call failed")
             self._broke(load.job, error)
@@ -212,6 +212,7 @@ class ProgramLane:
         """Learn that the step failed as a whole."""
         planned, self._planned = self._planned, []
         for chunk in planned:
+            chunk.run.set.lose_state()
             self.roster.fail(chunk.job, CallError(Trouble.FAILED, reason))
         self.roster.end_failed(now_s)
 
@@ -256,13 +257,12 @@ class ProgramLane:
     ) -> int:
         """Plan a chunk; return its tokens. None while somebody else computes its next page."""
         run.match(now_s)
-        keys = run.next_keys()
-        if keys and run.left > self._page_tokens and keys[0] in under_way:
+        if run.waits_for(under_way):
             return 0
-        under_way.update(keys)
+        under_way.update(run.announced())
         if self._begin_load(job, run, now_s):
             return 0
-        count = min(run.left, budget)
+        count = run.next_chunk(budget)
         return count if self._add(job, run, count, now_s) else 0
 
     def _begin_load(self, job: Job, run: Run, now_s: float) -> bool:
@@ -271,7 +271,7 @@ class ProgramLane:
         if run.load_tried or not run.loadable_keys():
             return False
         run.load_tried = True
-        load = ProgramLoad(job, run, self._ledger)
+        load = ProgramLoad(job, run, self._ledger, self.roster.states)
         count = self.load_wish(load)
         if count <= 0 or not load.reserve(count, now_s):
             return False
@@ -290,7 +290,7 @@ class ProgramLane:
             return True
         run.blocked_s = now_s if run.blocked_s is None else run.blocked_s
         if now_s - run.blocked_s > _WAITS_FOR_PAGES_S:
-            self.roster.fail(job, out_of_pages(self._ledger, -(-count // self._page_tokens)))
+            self.roster.fail(job, run.set.no_room(count))
         return False
 
     def _done(self, job: Job, now_s: float) -> None:

@@ -44,9 +44,9 @@ from pie.worker.programs.calls import (
     bad,
     check_drawing,
     check_tokens,
+    may_ask,
     read_inputs,
     read_ints,
-    recurrent,
 )
 from pie.worker.programs.commands import (
     EngineAnswer,
@@ -57,12 +57,12 @@ from pie.worker.programs.commands import (
     ProgramEnded,
 )
 from pie.worker.programs.continuation import Continuation
-from pie.worker.programs.ledger import PageLedger
+from pie.worker.programs.ledger import PageLedger, StateLedger
 from pie.worker.programs.loading import ProgramLoad
 from pie.worker.programs.parking import ParkingLot
 from pie.worker.programs.run import Run
 from pie.worker.programs.slots import SlotMemory, SlotSet
-from pie.worker.programs.trouble import CallError
+from pie.worker.programs.trouble import CallError, recurrent
 from pie.worker.sampling import SamplingRow
 
 log = logging.getLogger("pie.worker.programs.roster")
@@ -137,6 +137,7 @@ class Roster:
         lot: Where parked pages wait.
         page_tokens: Tokens in a page.
         vocabulary: Tokenizer, end tokens and context.
+        states: Where a recurrent model's states come from.
     """
 
     def __init__(
@@ -149,10 +150,12 @@ class Roster:
         *,
         page_tokens: int,
         vocabulary: Vocabulary,
+        states: StateLedger | None = None,
     ) -> None:
         self.programs: dict[str, Program] = {}
         self.loads: list[ProgramLoad] = []
         """Those under way, those that nobody wants any more included."""
+        self.states = states
         self._ledger = ledger
         self._root = root
         self._memory = memory
@@ -222,6 +225,12 @@ class Roster:
         loading = [page for load in self.loads for page in load.reserved]
         return [page for one in sets for page in one.pages] + loading
 
+    def state_users(self) -> list[int]:
+        """List the state slots of every working set and load, as often as they are used."""
+        sets = [one for program in self.programs.values() for one in program.sets.values()]
+        states = [one.state for one in sets] + [load.state for load in self.loads]
+        return [slot for state in states if state is not None for slot in state.slots]
+
     def check(self) -> None:
         """Raise `AssertionError` where working sets and ledger contradict each other."""
         for program in self.programs.values():
@@ -229,6 +238,9 @@ class Roster:
                 one.check()
         assert sorted(self.users()) == sorted(self._ledger.users())
         assert len(self._ledger) <= self._ledger.cap
+        if self.states is not None:
+            assert sorted(self.state_users()) == sorted(self.states.users())
+            assert len(self.states) <= self.states.cap
 
     def _take(self, program: Program, call: ProgramCall, now_s: float) -> None:
         message = call.call
@@ -319,13 +331,12 @@ class Roster:
         self._bring_back(job, now_s)
         match job.call.call:
             case OpenSet(_, number):
-                if self._shape.is_recurrent:
-                    raise recurrent("programs run on models with attention alone")
                 program.sets[number] = SlotSet(
                     self._ledger,
                     program.root,
                     page_tokens=self._page_tokens,
                     tenant_tag=program.tenant_tag,
+                    states=self.states,
                 )
             case CloseSet(_, number):
                 program.set(number).leave(self._lot)
@@ -353,6 +364,8 @@ class Roster:
 
     def _change(self, job: Job, one: SlotSet, now_s: float) -> None:
         """Do what a call asks that is about one set, and tell how it is then."""
+        if self._shape.is_recurrent and isinstance(job.call.call, DropSlots | CompactSet):
+            raise recurrent(f"no token can be taken out of it ({may_ask(self._shape)})")
         match job.call.call:
             case DropSlots():
                 one.drop(read_ints(job.call.frames))

@@ -6,7 +6,7 @@ runs (`pie.worker.programs.lane`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,9 +17,11 @@ from pie.page.key import PageKey
 from pie.wire.programs import Rows, Trouble
 from pie.worker.batch import LogitRows, PageSlot, Pass
 from pie.worker.programs.calls import ModelShape, PassCall
-from pie.worker.programs.slots import Bools, Ints, SlotSet
+from pie.worker.programs.cells import Bools, Ints
+from pie.worker.programs.slots import SlotSet
 from pie.worker.programs.trouble import CallError
 from pie.worker.sampling import SamplingRow
+from pie.worker.working_state import WorkingState
 
 _LOGITS = {Rows.NONE: LogitRows.NONE, Rows.LAST: LogitRows.LAST, Rows.ALL: LogitRows.ALL}
 _MOST_SCORE_BYTES = 64 << 20
@@ -113,6 +115,7 @@ class Run:
         Raises:
             CallError: Names the slot.
         """
+        self.set.check_usable()
         call, end = self._call, self.set.next_slot + len(self.tokens)
         if self.set.used + len(self.tokens) > self._shape.context_tokens:
             raise CallError(
@@ -163,6 +166,37 @@ class Run:
         """Return the keys of the pages that it is about to compute."""
         return self._upcoming[-(-self.fed // self.set.page_tokens) :]
 
+    def announced(self) -> list[PageKey]:
+        """Return the keys of what others may wait for.
+
+        Those are the pages that it is about to compute; of a recurrent model's, those at whose end a
+        snapshot is due.
+        """
+        keys = self.next_keys()
+        if self.set.state is None or not keys:
+            return keys
+        first = -(-self.set.used // self.set.page_tokens)
+        return [keys[at - 1 - first] for at in self.set.due(self.left) if first < at]
+
+    def waits_for(self, under_way: Collection[PageKey]) -> bool:
+        """Say whether somebody else is about to make what it could go on from."""
+        if self.set.state is None:
+            keys = self.next_keys()
+            return bool(keys) and self.left > self.set.page_tokens and keys[0] in under_way
+        return any(key in under_way for key in self.loadable_keys())
+
+    def next_chunk(self, most: int) -> int:
+        """Return how many tokens to run next: up to a page's end, or where a snapshot is due."""
+        size, used = self.set.page_tokens, self.set.used
+        count = min(self.left, most)
+        boundary = next(self.set.due(self.left), None)
+        if boundary is not None:
+            count = min(count, boundary * size - used)
+        if count < self.left:
+            aligned = (used + count) // size * size - used
+            count = aligned if aligned > 0 else count
+        return count
+
     def match(self, now_s: float) -> int:
         """Take what is there in pages; return how many tokens need not run."""
         if not self._upcoming or not self.is_plain:
@@ -179,10 +213,13 @@ class Run:
             return []
         return self.next_keys()[: (self.left - 1) // self.set.page_tokens]
 
-    def take_loaded(self, pages: Sequence[PageSlot], now_s: float) -> None:
-        """Go on behind its next pages, which are writable and have been written."""
+    def take_loaded(
+        self, pages: Sequence[PageSlot], count: int, state: WorkingState | None, now_s: float
+    ) -> None:
+        """Go on behind its next `count` pages, which have been written. See `SlotSet.take_loaded`."""
         self._check_place()
-        self.fed += self.set.take_loaded(pages, self.tokens[self.fed :], self.next_keys(), now_s)
+        left = self.tokens[self.fed :]
+        self.fed += self.set.take_loaded(pages, count, left, self.next_keys(), now_s, state)
         self._reached = self._place()
 
     def make_pass(self, count: int) -> Pass:
@@ -218,6 +255,8 @@ class Run:
             embeddings=self._next_embeddings(count),
             scores_queries=min(count, scored),
             hidden=wants.hidden is Rows.ALL or (last and wants.hidden is Rows.LAST),
+            state_in=None if self.set.state is None else self.set.state.source,
+            state_out=None if self.set.state is None else self.set.state.target,
         )
 
     def take(
@@ -255,6 +294,7 @@ class Run:
             positions,
             now_s,
             is_pure=not self._is_narrow and self._embeddings is None,
+            ahead=self.left - count,
         )
         self.fed += count
         self._reached = self._place()
@@ -263,14 +303,19 @@ class Run:
 
     def _place(self) -> tuple[int, Sequence[PageKey]]:
         """Return what its next tokens come after: how many cells, and the last page's key."""
-        return self.set.used, self.set.keys[-1:]
+        return self.set.used, self.set.names.keys[-1:]
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether its working set is where it left it."""
+        return self._place() == self._reached
 
     def _check_place(self) -> None:
         """Raise `AssertionError` where its working set went on without it.
 
         Keys that it has made would name other tokens' pages then, and everybody finds those.
         """
-        assert self._place() == self._reached, "a pass goes on where it left its working set"
+        assert self.is_in_place, "a pass goes on where it left its working set"
 
     def _take_targets(self, count: int, logits: torch.Tensor) -> None:
         """Look up the log-probabilities of the targets that follow these tokens."""

@@ -8,6 +8,23 @@ from __future__ import annotations
 from pie.wire.programs import CallFailed, Trouble
 
 
+def recurrent(why: str) -> CallError:
+    """Return the error of what cannot be done to recurrent layers."""
+    return CallError(
+        Trouble.RECURRENT,
+        f"this model has recurrent layers, which have no slots: their state holds all tokens in one: {why}",
+    )
+
+
+def lost_state() -> CallError:
+    """Return the error of what would go on from a recurrent state that there is no more."""
+    return CallError(
+        Trouble.FAILED,
+        "the recurrent state of this working set was lost with a pass that failed: close it, and go on from "
+        "a fork that was made before, or anew",
+    )
+
+
 class CallError(Exception):
     """A call that is not carried out; nothing was changed by it."""
 

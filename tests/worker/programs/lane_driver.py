@@ -27,17 +27,17 @@ from pie.wire.programs import (
     SealSet,
     SetState,
 )
-from pie.worker.arena import Arena
 from pie.worker.assembly import shape_of
 from pie.worker.commands import StepReport
 from pie.worker.generation import Vocabulary
 from pie.worker.model import Model
 from pie.worker.programs.commands import ProgramBegan, ProgramCall, ProgramEnded
 from pie.worker.programs.lane import ProgramLane
-from pie.worker.programs.ledger import PageLedger
+from pie.worker.programs.ledger import PageLedger, StateLedger
 from pie.worker.programs.parking import ParkingLot
 from pie.worker.programs.roster import Roster
 from pie.worker.runner import Runner
+from tests.worker.engine.device import device
 from tests.worker.engine.driver import EOS, Driver
 
 
@@ -63,28 +63,35 @@ class LaneDriver(Driver):
         pages: int = 64,
         share: float = 1.0,
         parking_pages: int = 64,
+        slots: int = 16,
+        stride_pages: int = 4,
+        state_cap: int | None = None,
         **options: Any,
     ) -> None:
-        arena = Arena(model.layout, pages)
-        size = model.layout.page_tokens
+        own = device(model, pages, slots=slots, stride_pages=stride_pages)
+        arena, size = own.arena, model.layout.page_tokens
+        context = min(model.context_tokens, pages * size)
         super().__init__(
             Runner(model, arena),
             tokenizer,
-            pages=pages,
+            pages=own.pages,
             page_tokens=size,
             root=model.model_root,
             memory=arena,
-            context_tokens=min(model.context_tokens, pages * size),
+            states=own.states,
+            context_tokens=context,
             **options,
         )
         self.arena = arena
-        self.ledger = PageLedger(self.table, int(pages * share))
+        self.ledger = PageLedger(self.table, int(own.pages * share))
         self.lot = ParkingLot(
             arena,
             model.layout.attention_parts,
             page_bytes=model.layout.page_bytes,
-            budget_bytes=parking_pages * model.layout.page_bytes,
+            budget_bytes=parking_pages * max(model.layout.page_bytes, model.layout.state_bytes),
+            state_bytes=model.layout.state_bytes,
         )
+        states = None if own.states is None else StateLedger(own.states, state_cap or slots)
         self.roster = Roster(
             self.ledger,
             model.model_root,
@@ -93,6 +100,7 @@ class LaneDriver(Driver):
             self.lot,
             page_tokens=size,
             vocabulary=Vocabulary(tokenizer, frozenset({EOS}), model.context_tokens),
+            states=states,
         )
         self.engine.run_programs(
             ProgramLane(self.roster, self.ledger, page_tokens=size, max_rows=16)

@@ -29,7 +29,7 @@ DISK = 64 << 20
 Start = Callable[..., ThreadedLane]
 
 
-@pytest.fixture(params=["llama", "gemma3"])
+@pytest.fixture(params=["llama", "gemma3", "mamba2", "falcon_h1"])
 def subject(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Subject:  # noqa: F811
     return tiny(request.param, tokenizer)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 
 from pie.tokens.tokenizer import Tokenizer
 from pie.wire.messages import Sampling
-from pie.wire.programs import GenerateTokens, OpenSet, Rows, Trouble
+from pie.wire.programs import GenerateTokens, Rows, Trouble
 from pie.worker.programs.run import Run
 from tests.support.models import VOCAB_SIZE, tiny_model
 from tests.worker.engine.conftest import one_thread, tokenizer, tokenizer_folder  # noqa: F401
@@ -349,15 +348,6 @@ def test_a_call_that_fails_changes_nothing(driver: LaneDriver) -> None:
             driver.feed(1, ids[14:18], **bad)
     gave = driver.feed(1, ids[14:], logits=Rows.ALL)
     same(gave.logits, masked("llama", ids, causal(30))[0][14:])
-
-
-def test_a_model_with_recurrent_layers_says_why_it_runs_no_programs(driver: LaneDriver) -> None:
-    driver.roster._shape = replace(driver.roster._shape, is_recurrent=True)
-    told, _ = driver.answer(driver.call(OpenSet(driver.number(), 9)))
-    assert told.trouble is Trouble.RECURRENT
-    assert "recurrent layers" in told.message
-    with pytest.raises(Failed, match="masks and scores are about attention"):
-        driver.feed(1, text(3), scores=1)
 
 
 def test_a_set_that_is_not_there_is_named(driver: LaneDriver) -> None:

@@ -30,7 +30,7 @@ from pie.worker.page_copies import PageNames
 from pie.worker.page_pool import PagePool
 from pie.worker.programs.commands import ProgramBegan, ProgramCall, ProgramEnded
 from pie.worker.programs.lane import ProgramLane
-from pie.worker.programs.ledger import PageLedger
+from pie.worker.programs.ledger import PageLedger, StateLedger
 from pie.worker.programs.parking import ParkingLot
 from pie.worker.programs.roster import Roster
 from pie.worker.runner import Runner
@@ -77,6 +77,7 @@ class ThreadedLane(Threaded):
             model.layout.attention_parts,
             page_bytes=model.layout.page_bytes,
             budget_bytes=16 << 20,
+            state_bytes=model.layout.state_bytes,
         )
         self.roster = Roster(
             self.ledger,
@@ -86,6 +87,7 @@ class ThreadedLane(Threaded):
             self.lot,
             page_tokens=size,
             vocabulary=Vocabulary(subject.tokenizer, frozenset({EOS}), pages * size),
+            states=None if own.states is None else StateLedger(own.states, own.states.total),
         )
         self.engine.run_programs(
             ProgramLane(self.roster, self.ledger, page_tokens=size, max_rows=16)
