@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 import numpy.typing as npt
@@ -338,17 +338,24 @@ class RetentionManager:
         if bytes_needed <= 0:
             return []
         choice = VictimChoice(self._rows, self.counts, bytes_needed, self._is_kept)
+        first: list[Row] = []
         if self._book is not None:
             self._book.settle(now_s)
+            first = self._book.over_quota(bytes_needed)
         if self._users is not None:
-            choice.consider_rows(self._builtin.first_victims())
+            choice.consider_rows(chain(first, self._builtin.first_victims()))
             if choice.missing_bytes > 0:
                 self._ask(self._users, choice, now_s)
             unpinned_bytes = self._used_bytes - self._pinned_bytes
             if choice.missing_bytes > 0 and choice.seen_bytes < unpinned_bytes:
                 self.counts.fallbacks += 1
+            first = []
         if choice.missing_bytes > 0:
-            choice.consider_rows(self._builtin.row_victims())
+            proposals = self._builtin.row_victims()
+            if first:
+                known = set(first)
+                proposals = chain(first, (row for row in proposals if row not in known))
+            choice.consider_rows(proposals)
         if choice.missing_bytes > 0:
             choice.consider_last()
         self.counts.victims += len(choice.rows)

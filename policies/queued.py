@@ -18,7 +18,7 @@ import enum
 import heapq
 import math
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -76,6 +76,8 @@ class QueuedRetention:
         self._heaps: list[list[int]] = [[] for _ in range(queues + 2)]
         self._version = 0
         self._is_shared = False
+        self.on_leaf: Callable[[Row, bool], None] | None = None
+        """Told of a page that is one no more, or again; not of those that come or leave."""
 
     # What a policy decides.
 
@@ -150,6 +152,8 @@ class QueuedRetention:
         parent = self.rows.parent(row)
         if parent >= 0 and self._state[parent]:
             self._take_out(parent)
+            if self.on_leaf is not None:
+                self.on_leaf(parent, False)
         if not self.rows.children[row] and not self.rows.pins[row]:
             self._put_in(row)
 
@@ -193,12 +197,16 @@ class QueuedRetention:
         if self._state[row]:
             self._version += 1
             self._take_out(row)
+            if self.on_leaf is not None:
+                self.on_leaf(row, False)
 
     def row_unpinned(self, row: Row) -> None:
         """Learn that a page has lost its last pin."""
         if not self._state[row] and not self.rows.children[row]:
             self._version += 1
             self._put_in(row)
+            if self.on_leaf is not None:
+                self.on_leaf(row, True)
 
     def row_removed(self, row: Row, key: PageKey, part: int, parent: Row) -> None:
         """Learn that a page has left its row, and which row the page before it has."""
@@ -210,6 +218,8 @@ class QueuedRetention:
         rows = self.rows
         if parent >= 0 and not rows.children[parent] and not rows.pins[parent]:
             self._put_in(parent)
+            if self.on_leaf is not None:
+                self.on_leaf(parent, True)
 
     def row_victims(self) -> Iterator[Row]:
         """Propose rows as `victims` proposes pages."""

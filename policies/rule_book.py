@@ -1,31 +1,31 @@
 """Retention rules at work in one tier.
 
-Covers which rule each page falls under, times that run out and tenants over their quota: what of it
-bears on the order of victims is told to the queues as a band. Does not cover what rules may say
-(`pie.policies.rules`), which conversations are kept (`pie.policies.kept_sessions`) or the order
-within a band (`pie.policies.queued`).
+Covers which rule each page falls under, and times that run out: what of it bears on the order of victims
+is told to the queues as a band. Does not cover what rules may say (`pie.policies.rules`), which
+conversations are kept (`pie.policies.kept_sessions`), what tenants over their quota give
+(`pie.policies.quotas`) or the order within a band (`pie.policies.queued`).
 """
 
 from __future__ import annotations
 
-import heapq
+import math
 from array import array
 from collections.abc import Sequence
-from itertools import islice
 from typing import NamedTuple
 
 from pie.policies.kept_sessions import KeptSessions
-from pie.policies.page_rows import PageRows, Row
+from pie.policies.page_rows import NO_ROW, PageRows, Row
 from pie.policies.prefixes import NO_PREFIXES, Prefixes
 from pie.policies.queued import Band, QueuedRetention
+from pie.policies.quotas import TenantQuotas
 from pie.policies.retention import PageView
+from pie.policies.row_heap import RowHeap
 from pie.policies.rules import KeepSession, PersistPrefix, Pin, Quota, Rule, Ttl
 
 _NO_RULE = -1
 _MOST_TIMERS = 256
 """Times looked at before victims are chosen, at most: a look takes about a microsecond."""
-_MOST_LOOKED_AT = 1024
-"""Pages of a tenant over its quota that are looked at for some that can leave."""
+_NEVER_S = math.inf
 
 
 class PageHistory(NamedTuple):
@@ -61,10 +61,15 @@ class RuleBook:
         self._candidates: list[tuple[int, ...]] = []
         """For each row the rules that it may fall under, once it is old or was used often enough."""
         self._pinned_bytes = [0] * len(rules)
-        self._timers: list[tuple[float, Row, bytes]] = []
-        self._tenants: dict[tuple[int, str], dict[Row, None]] = {}
-        """Pages of each tenant under a quota, the one unused for longest in front."""
-        self._tenant_bytes: dict[tuple[int, str], int] = {}
+        self._due_s = array("d")
+        """When each page is to be looked at."""
+        self._timer_places = array("i")
+        self._timers = RowHeap(self._due_s, self._timer_places)
+        self._quotas = TenantQuotas(
+            {n: rule.action.max for n, rule in enumerate(rules) if isinstance(rule.action, Quota)},
+            rows,
+            queues,
+        )
         self._sessions = {
             number: KeptSessions(rule.action, rows, queues)
             for number, rule in enumerate(rules)
@@ -85,6 +90,8 @@ class RuleBook:
             self._hits.extend([0] * missing)
             self._stored_s.extend([0.0] * missing)
             self._used_s.extend([0.0] * missing)
+            self._due_s.extend([_NEVER_S] * missing)
+            self._timer_places.extend([NO_ROW] * missing)
             self._owners.extend([("", "")] * missing)
             self._candidates.extend([()] * missing)
         past = past or PageHistory(0, now_s, now_s)
@@ -96,9 +103,8 @@ class RuleBook:
         )
         if any(rules[n].selector.hits or rules[n].selector.age_s for n in matching):
             self._candidates[row] = matching
-            for age_s in {rules[n].selector.age_s for n in matching} - {0.0}:
-                heapq.heappush(self._timers, (past.stored_s + age_s, row, page.key))
         self._put_under(row, self._first_of(row, matching, now_s))
+        self._set_timer(row, now_s)
 
     def hit(self, row: Row, now_s: float) -> None:
         """Learn that a page was used."""
@@ -112,12 +118,11 @@ class RuleBook:
         number = self._rule_of[row]
         if self._queues.band_of(row) is Band.FIRST:
             self._queues.set_band(row, Band.ORDER)
+            self._set_timer(row, now_s)
         if number == _NO_RULE:
             return
-        tenant = self._tenants.get((number, self._owners[row][0]))
-        if tenant is not None:
-            del tenant[row]
-            tenant[row] = None
+        if isinstance(self._rules[number].action, Quota):
+            self._quotas.used(row)
         elif number in self._sessions:
             self._sessions[number].used(row, self._owners[row], now_s)
 
@@ -125,6 +130,11 @@ class RuleBook:
         """Learn that a page has left."""
         self._take_from(row)
         self._candidates[row] = ()
+        self._timers.drop(row)
+
+    def over_quota(self, bytes_needed: int) -> list[Row]:
+        """Propose what tenants have beyond their quotas, which leaves before all else."""
+        return self._quotas.victims(bytes_needed)
 
     def is_persistent(self, row: Row) -> bool:
         """Say whether a page is one of those that are to outlive a restart."""
@@ -137,29 +147,15 @@ class RuleBook:
 
     def settle(self, now_s: float) -> None:
         """See to it that what should leave first stands in front, some of it at a time."""
-        timers = self._timers
         for _ in range(_MOST_TIMERS):
-            if not timers or timers[0][0] > now_s:
+            row = self._timers.first()
+            if row < 0 or self._due_s[row] > now_s:
                 break
-            _, row, key = heapq.heappop(timers)
-            if self._rows.key(row) != key:
-                continue
+            self._timers.drop(row)
             self._choose_anew(row, now_s)
-            number = self._rule_of[row]
-            action = self._rules[number].action if number != _NO_RULE else None
-            if not isinstance(action, Ttl):
-                continue
-            due_s = self._used_s[row] + action.after
-            if due_s > now_s:
-                heapq.heappush(timers, (due_s, row, key))
-            else:
+            if self._runs_out_s(row) <= now_s:
                 self._queues.set_band(row, Band.FIRST)
-                # Used again before it leaves, it is due again.
-                heapq.heappush(timers, (now_s + action.after, row, key))
-        for tenant, used in self._tenant_bytes.items():
-            action = self._rules[tenant[0]].action
-            if isinstance(action, Quota) and used > action.max:
-                self._give_up(tenant, used - action.max)
+            self._set_timer(row, now_s)
         for sessions in self._sessions.values():
             sessions.settle(now_s)
 
@@ -171,19 +167,20 @@ class RuleBook:
             if self._rule_of[row] != _NO_RULE:
                 matched[self._rule_of[row]] += 1
         assert matched == self.matched
-        for tenant, pages in self._tenants.items():
-            assert self._tenant_bytes[tenant] == sum(rows.sizes[row] for row in pages)
-            assert all(self._rule_of[row] == tenant[0] for row in pages)
-            assert all(self._owners[row][0] == tenant[1] for row in pages)
+        self._quotas.check()
+        self._timers.check()
+        assert sum(place >= 0 for place in self._timer_places) == len(self._timers)
+        assert len(self._timers) <= len(rows)
         for sessions in self._sessions.values():
             sessions.check()
 
     def _first_of(self, row: Row, candidates: Sequence[int], now_s: float) -> int:
         """Return the first rule whose number of uses and age a page has reached."""
-        hits, age_s = self._hits[row], now_s - self._stored_s[row]
+        hits, stored_s = self._hits[row], self._stored_s[row]
         for number in candidates:
             selector = self._rules[number].selector
-            if selector.hits <= hits and selector.age_s <= age_s:
+            # As a timer is set, so that no rounding comes between the two.
+            if selector.hits <= hits and (not selector.age_s or stored_s + selector.age_s <= now_s):
                 return number
         return _NO_RULE
 
@@ -196,6 +193,26 @@ class RuleBook:
         if first != self._rule_of[row]:
             self._take_from(row)
             self._put_under(row, first)
+            self._set_timer(row, now_s)
+
+    def _runs_out_s(self, row: Row) -> float:
+        """Return when a page is to leave before all others."""
+        number = self._rule_of[row]
+        action = self._rules[number].action if number != _NO_RULE else None
+        return self._used_s[row] + action.after if isinstance(action, Ttl) else _NEVER_S
+
+    def _set_timer(self, row: Row, now_s: float) -> None:
+        """See to it that a page is looked at when its rule may be another, or its time is over."""
+        due_s = self._runs_out_s(row) if self._queues.band_of(row) is not Band.FIRST else _NEVER_S
+        for number in self._candidates[row]:
+            if age_s := self._rules[number].selector.age_s:
+                old_s = self._stored_s[row] + age_s
+                due_s = min(due_s, old_s) if old_s > now_s else due_s
+        # Where it is looked at before, this is found out then.
+        is_set = self._timer_places[row] >= 0
+        if due_s != _NEVER_S and not (is_set and self._due_s[row] <= due_s):
+            self._due_s[row] = due_s
+            self._timers.put(row)
 
     def _put_under(self, row: Row, number: int) -> None:
         self._rule_of[row] = number
@@ -207,16 +224,10 @@ class RuleBook:
             if action.max is None or self._pinned_bytes[number] + size <= action.max:
                 self._pinned_bytes[number] += size
                 self._queues.set_band(row, Band.LAST)
-        elif isinstance(action, Ttl):
-            heapq.heappush(
-                self._timers, (self._used_s[row] + action.after, row, self._rows.key(row))
-            )
         elif isinstance(action, KeepSession):
             self._sessions[number].used(row, self._owners[row], self._used_s[row])
-        else:
-            tenant = (number, self._owners[row][0])
-            self._tenants.setdefault(tenant, {})[row] = None
-            self._tenant_bytes[tenant] = self._tenant_bytes.get(tenant, 0) + size
+        elif isinstance(action, Quota):
+            self._quotas.joined(row, number, self._owners[row][0])
 
     def _take_from(self, row: Row) -> None:
         number = self._rule_of[row]
@@ -230,20 +241,5 @@ class RuleBook:
         elif isinstance(action, KeepSession):
             self._sessions[number].left(row, self._owners[row])
         elif isinstance(action, Quota):
-            tenant = (number, self._owners[row][0])
-            del self._tenants[tenant][row]
-            self._tenant_bytes[tenant] -= size
-            if not self._tenants[tenant]:
-                del self._tenants[tenant], self._tenant_bytes[tenant]
+            self._quotas.left(row)
         self._queues.set_band(row, Band.ORDER)
-
-    def _give_up(self, tenant: tuple[int, str], excess_bytes: int) -> None:
-        """Put pages of a tenant in front that are together as large as what it has too much."""
-        queues = self._queues
-        for row in islice(self._tenants[tenant], _MOST_LOOKED_AT):
-            if excess_bytes <= 0:
-                return
-            if queues.band_of(row) is not Band.FIRST and queues.is_leaf(row):
-                queues.set_band(row, Band.FIRST)
-            if queues.band_of(row) is Band.FIRST:
-                excess_bytes -= self._rows.sizes[row]

@@ -132,12 +132,13 @@ class VictimChoice:
         self.seen_bytes += self._rows.sizes[row]
         if row in self._before_pinned or self._is_kept(row):
             self._deferred.append(row)
+            self._put_off_before(row)
         else:
             self.rows.append(row)
             self.missing_bytes -= self._rows.sizes[row]
 
     def _put_off_before(self, row: Row) -> None:
-        """Remember the held pages before a pinned one, as far back as they are not known."""
+        """Remember the held pages before one that stays, as far back as they are not known."""
         row = self._rows.parent(row)
         while row >= 0 and row not in self._before_pinned:
             self._before_pinned.add(row)

@@ -314,6 +314,24 @@ def test_rules_come_before_a_users_policy() -> None:
     assert manager.counts.fallbacks == 0
 
 
+class Silent(Backwards):
+    """A user's policy that proposes nothing."""
+
+    def victims(self, bytes_needed: int, now_s: float) -> Iterable[tuple[PageKey, Part]]:
+        return ()
+
+
+@pytest.mark.parametrize("policy", [Backwards, Silent])
+def test_pages_before_a_kept_one_leave_after_it_whatever_a_policy_says(
+    policy: type[Backwards],
+) -> None:
+    manager = ruled((Selector(tenant="a"), Pin()), policy=policy())
+    manager.stored(page(1), 0.0)
+    manager.stored(page(2, 1, tenant="a"), 0.0)
+    manager.stored(page(3), 0.0)
+    assert leaving(manager) == [3, 2, 1]
+
+
 @pytest.mark.parametrize(
     ("first", "second", "covers"),
     [
