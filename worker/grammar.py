@@ -1,16 +1,19 @@
 """Answers that match a grammar: which tokens may come next.
 
 Covers compiling grammars, off the step thread, and one sequence's state in one. Does not cover how
-grammars come about (`pie.router.api.structured`) or how masks enter a draw (`pie.worker.sampling`).
+grammars come about (`pie.router.api.structured`), how they are written for llguidance (`pie.worker.grammar_text`),
+that they are tried in another process before (`pie.worker.grammar_trial`) or how masks enter a draw
+(`pie.worker.sampling`).
 
 The state after any tokens is a function of the grammar and those tokens, so that another worker goes
-on where one left off by taking them in anew. Home of llguidance.
+on where one left off by taking them in anew.
 """
 
 from __future__ import annotations
 
-import json
+import hashlib
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -20,30 +23,40 @@ import torch
 
 from pie.tokens.tokenizer import Tokenizer
 from pie.wire.errors import RefusedError
-from pie.wire.messages import Grammar, GrammarKind, RefusalCode
+from pie.wire.messages import Grammar, RefusalCode
+from pie.worker.grammar_process import STACK_BYTES, Setup, make_tokenizer
+from pie.worker.grammar_text import BadGrammarError, beginning, on_deep_stack, short
+from pie.worker.grammar_trial import GrammarTrial
 
-_MOST_TEXT = 512 * 1024
 _MOST_COMPILED = 64
 """Grammars kept ready: applications ask with the same few again and again."""
-_MOST_REASON = 300
-_WHITESPACE = r"[ \t\n]{0,20}"
-"""Between the parts of a JSON text. Without a bound a small model may write blanks for ever."""
+_MOST_TEXT_COMPILED = 4 << 20
+"""Characters of all compiled grammars, those in use included; a large one takes 400 bytes for each."""
+_MOST_WRONG = 256
+"""Grammars known to be wrong, by their digests."""
 
 
 class GrammarFailedError(Exception):
     """A sequence has left its grammar, or the grammar is too much work; the text says which."""
 
 
+class _Origin:
+    """What all states of one compiled grammar share: while it is there, that takes memory."""
+
+
 class Constraint:
     """One sequence's state in a grammar. Belongs to the step thread once it is submitted."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, vocab_size: int) -> None:
+    def __init__(
+        self, matcher: llguidance.LLMatcher, vocab_size: int, origin: _Origin | None = None
+    ) -> None:
         self._matcher = matcher
         self._vocab_size = vocab_size
+        self.origin = origin or _Origin()
 
     def fresh(self) -> Constraint:
         """Return another one with a state of its own, the same as this one's now."""
-        return Constraint(self._matcher.deep_copy(), self._vocab_size)
+        return Constraint(self._matcher.deep_copy(), self._vocab_size, self.origin)
 
     def allowed(self) -> torch.Tensor | None:
         """Return which tokens may come next, bool `[vocab]`.
@@ -64,11 +77,13 @@ class Constraint:
             GrammarFailedError: They do not fit, or the grammar is too much work.
         """
         if not self._matcher.consume_tokens(list(tokens)):
-            raise GrammarFailedError(_short(self._matcher.get_error()))
+            raise GrammarFailedError(short(self._matcher.get_error()))
 
 
 class GrammarCompiler:
-    """Compiles grammars for one model. Safe to use from several threads; each call may take a second.
+    """Compiles grammars for one model. Safe to use from several threads; each call may take seconds.
+
+    What a grammar does to the process that compiles it is found out in another one, once for each.
 
     Args:
         tokenizer: The model's.
@@ -83,77 +98,113 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self._eos_token_ids = [token for token in eos_token_ids if token < vocab_size]
         self._guided: llguidance.LLTokenizer | None = None
+        self._trial: GrammarTrial | None = None
         self._compiled: OrderedDict[Grammar, Constraint] = OrderedDict()
-        self._lock = threading.Lock()
+        self._sizes: weakref.WeakKeyDictionary[_Origin, int] = weakref.WeakKeyDictionary()
+        self._wrong: OrderedDict[bytes, str] = OrderedDict()
+        self._known = threading.Lock()
+        """Held for moments; the other one while a grammar is compiled."""
+        self._compiling = threading.Lock()
+
+    def ready(self, grammar: Grammar) -> Constraint | None:
+        """Return the beginning of a grammar that is compiled already, at once.
+
+        Raises:
+            RefusedError: It is known to be wrong.
+        """
+        with self._known:
+            if (reason := self._wrong.get(_digest(grammar))) is not None:
+                raise _bad(reason)
+            found = self._compiled.get(grammar)
+            if found is None:
+                return None
+            self._compiled.move_to_end(grammar)
+            return found.fresh()
 
     def compile(self, grammar: Grammar) -> Constraint:
         """Return the beginning of a grammar.
 
         Raises:
-            RefusedError: `BAD_GRAMMAR` and what is wrong with it.
+            RefusedError: `BAD_GRAMMAR` and what is wrong with it, `OVERLOADED` where too many are in use, or
+                `FAILED` where it cannot be tried.
         """
-        with self._lock:
-            found = self._compiled.get(grammar)
-            if found is None:
-                found = self._compiled[grammar] = self._compile(grammar)
-                if len(self._compiled) > _MOST_COMPILED:
-                    self._compiled.popitem(last=False)
-            self._compiled.move_to_end(grammar)
+        with self._compiling:
+            if (found := self.ready(grammar)) is None:
+                self._make_room(len(grammar.text))
+                found = self._compile(grammar)
+                with self._known:
+                    self._compiled[grammar] = found
+                    self._sizes[found.origin] = len(grammar.text)
             return found.fresh()
 
+    def close(self) -> None:
+        """End the process that tries grammars; from any thread."""
+        if self._trial is not None:
+            self._trial.close()
+
+    def _make_room(self, chars: int) -> None:
+        """Forget grammars that were not used for longest, as far as that helps.
+
+        Raises:
+            RefusedError: Those in use leave no room.
+        """
+        with self._known:
+            while self._compiled and (
+                len(self._compiled) >= _MOST_COMPILED
+                or sum(self._sizes.values()) + chars > _MOST_TEXT_COMPILED
+            ):
+                self._compiled.popitem(last=False)
+            if sum(self._sizes.values()) + chars > _MOST_TEXT_COMPILED:
+                raise RefusedError(
+                    RefusalCode.OVERLOADED, "too many large grammars are in use", 1.0
+                )
+
     def _compile(self, grammar: Grammar) -> Constraint:
-        if len(grammar.text) > _MOST_TEXT:
-            raise _bad(f"more than {_MOST_TEXT:,} characters")
-        if not self._eos_token_ids:
-            raise _bad("the model has no token that ends an answer")
-        if self._guided is None:
-            # Takes a second for 49,152 tokens, and only models that are asked for it need it.
-            self._guided = llguidance.LLTokenizer(
-                self._tokenizer.as_json(),
-                max(self._vocab_size, self._tokenizer.vocab_size),
-                eos_token=self._eos_token_ids,
-            )
         try:
-            text = _spelled(grammar)
-        except ValueError as error:
+            return self._constraint(grammar)
+        except BadGrammarError as error:
+            with self._known:
+                self._wrong[_digest(grammar)] = str(error)
+                if len(self._wrong) > _MOST_WRONG:
+                    self._wrong.popitem(last=False)
             raise _bad(str(error)) from error
-        matcher = llguidance.LLMatcher(self._guided, text, log_level=0)
-        if matcher.is_error():
-            raise _bad(matcher.get_error())
+        except OSError as error:
+            raise RefusedError(RefusalCode.FAILED, f"a grammar cannot be tried: {error}") from error
+
+    def _constraint(self, grammar: Grammar) -> Constraint:
+        self._try(grammar)
+        guided = self._guided
+        assert guided is not None
+        matcher = on_deep_stack(lambda: beginning(guided, grammar), 2 * STACK_BYTES)
         constraint = Constraint(matcher, self._vocab_size)
         if constraint.allowed() is None:
-            raise _bad(matcher.get_error() or "the model has no token to begin it with")
+            raise BadGrammarError("the model has no token to begin it with")
         return constraint
 
-
-def _spelled(grammar: Grammar) -> str:
-    """Return a grammar as llguidance reads it.
-
-    Raises:
-        ValueError: It is not what its kind says.
-    """
-    matcher = llguidance.LLMatcher
-    match grammar.kind:
-        case GrammarKind.JSON_SCHEMA:
-            return matcher.grammar_from_json_schema(
-                grammar.text, {"whitespace_pattern": _WHITESPACE}
+    def _try(self, grammar: Grammar) -> None:
+        if not self._eos_token_ids:
+            raise BadGrammarError("the model has no token that ends an answer")
+        if self._trial is None or self._guided is None:
+            # Takes a second for 49,152 tokens, there and here, and only models that are asked for it need it.
+            setup = Setup(
+                self._tokenizer.as_json(),
+                max(self._vocab_size, self._tokenizer.vocab_size),
+                tuple(self._eos_token_ids),
             )
-        case GrammarKind.REGEX:
-            return matcher.grammar_from_regex(grammar.text)
-        case GrammarKind.CHOICE:
-            choices = json.loads(grammar.text)
-            # A JSON string is a Lark string.
-            spelled = " | ".join(json.dumps(str(choice)) for choice in choices)
-            return matcher.grammar_from_lark(f"start: {spelled}")
-        case GrammarKind.LARK:
-            return matcher.grammar_from_lark(grammar.text)
+            self._trial = self._trial or GrammarTrial(setup)
+            self._trial.start()
+            self._guided = make_tokenizer(setup)
+        verdict = self._trial.verdict(grammar)
+        if verdict.reason and not verdict.is_final:
+            raise _bad(verdict.reason)
+        if verdict.reason:
+            raise BadGrammarError(verdict.reason)
 
 
-def _short(reason: str) -> str:
-    """Return a reason in one line; llguidance draws where it is, in several."""
-    words = " ".join(reason.split())
-    return words if len(words) <= _MOST_REASON else f"{words[:_MOST_REASON]}…"
+def _digest(grammar: Grammar) -> bytes:
+    text = f"{grammar.kind} {grammar.text}".encode(errors="surrogatepass")
+    return hashlib.blake2b(text, digest_size=16).digest()
 
 
 def _bad(reason: str) -> RefusedError:
-    return RefusedError(RefusalCode.BAD_GRAMMAR, _short(reason))
+    return RefusedError(RefusalCode.BAD_GRAMMAR, reason)

@@ -33,6 +33,9 @@ class GrammarQueue:
         Raises:
             RefusedError: It is wrong, or takes too long.
         """
+        # What is known waits for nobody's compilation.
+        if (found := self._compiler.ready(grammar)) is not None:
+            return found
         work = asyncio.get_running_loop().run_in_executor(
             self._thread, self._compiler.compile, grammar
         )
@@ -47,3 +50,4 @@ class GrammarQueue:
     def close(self) -> None:
         """Compile nothing more; what is being compiled now is not waited for."""
         self._thread.shutdown(wait=False, cancel_futures=True)
+        self._compiler.close()
