@@ -14,6 +14,10 @@ from typing import Protocol
 from pie.page.events import PlaceId
 from pie.page.key import PageKey
 
+TWICE_COMPUTED = 2.0
+"""How much more it costs to compute what another worker is computing: it takes time here too, which
+others wait for, and room for pages."""
+
 _SLOWEST_TOKENS_PER_S = 1.0
 """What a rate counts as that is not known yet or makes no sense."""
 
@@ -59,6 +63,24 @@ class WorkerView:
     """How much of its device memory is free or only kept for later, from 0 to 1."""
     has_session: bool = False
     """Whether it took the latest request of the same conversation."""
+    coming_tokens: int = 0
+    """Leading tokens that another worker is computing and the pool will have after that."""
+    coming_ms: float = 0.0
+    """About so long until then."""
+
+    def awaited_tokens(self, prompt_tokens: int) -> int:
+        """Return how many tokens beyond those held are better waited for than computed here too.
+
+        They are loaded from the pool when another worker has computed them; 0 where computing is so much
+        faster that it is worth doing twice.
+        """
+        beyond = min(self.coming_tokens, prompt_tokens - 1) - self.held_tokens
+        if beyond <= 0:
+            return 0
+        load_ms = beyond * 1000 / divisible(self.load_tokens_per_s.get("pool", 0.0))
+        compute_ms = beyond * 1000 / divisible(self.prefill_tokens_per_s)
+        waited_ms = max(self.coming_ms, self.wait_ms) + load_ms
+        return beyond if waited_ms < self.wait_ms + TWICE_COMPUTED * compute_ms else 0
 
     @property
     def in_flight(self) -> int:

@@ -94,7 +94,8 @@ class CostRouting:
     def cost(self, request: RequestView, worker: WorkerView) -> Cost:
         """Return the estimated time to first token at one worker.
 
-        Pages that load slower than they are computed, or at a rate not known yet, count as missing:
+        Pages that another worker is computing are waited for and loaded from the pool where that is faster
+        than computing them here too. Pages that load slower than they are computed, or at a rate not known yet, count as missing:
         the worker computes them.
         """
         ms_per_token = 1000 / divisible(worker.prefill_tokens_per_s)
@@ -108,6 +109,11 @@ class CostRouting:
                 load_ms += loaded * load_ms_per_token
                 missing -= loaded
         wait_ms = worker.wait_ms
+        awaited = min(worker.awaited_tokens(request.prompt_tokens), missing - 1)
+        if awaited > 0:
+            wait_ms = max(wait_ms, worker.coming_ms)
+            load_ms += awaited * 1000 / divisible(worker.load_tokens_per_s.get("pool", 0.0))
+            missing -= awaited
         prefill_ms = missing * ms_per_token
         # A copy of what many want at this moment pays for the page that it displaces.
         held = request.prompt_tokens - missing

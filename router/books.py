@@ -48,6 +48,9 @@ class Running:
     new_tokens: int
     """Prompt tokens that the worker was expected to compute."""
     prompt_tokens: int
+    later_keys: Sequence[PageKey] = ()
+    """Pages that it waits for, which another worker computes, and those behind them: they are held there
+    once it has begun."""
     started: bool = False
     sent_s: float = 0.0
 
@@ -69,6 +72,8 @@ class WorkerBooks:
         """Programs of this router's clients that run there."""
         self._clock = clock
         self._load_at_s = 0.0
+        self._began_s = 0.0
+        """When an attempt had its first token last."""
         self._waiting: dict[str, Running] = {}
         self._decoding: dict[str, Running] = {}
 
@@ -119,6 +124,24 @@ class WorkerBooks:
         load = self.load
         return load.free_pages / load.total_pages if load and load.total_pages else 1.0
 
+    @property
+    def busy_s(self) -> float:
+        """For how long the first of the attempts that wait here has been computed, at most."""
+        first = next(iter(self._waiting.values()), None)
+        return 0.0 if first is None else self._clock() - max(first.sent_s, self._began_s)
+
+    def tokens_until(self, key: PageKey, at: int) -> int | None:
+        """Return how many prompt tokens are computed until a page is, those ahead of it included.
+
+        `at` is its place in its sequence. None where no attempt of this router computes it.
+        """
+        tokens = 0
+        for running in self._waiting.values():
+            tokens += running.new_tokens
+            if len(running.keys) > at and running.keys[at] == key:
+                return tokens
+        return None
+
     def sent(self, request_id: str, running: Running) -> None:
         """Enter an attempt."""
         running.sent_s = self._clock()
@@ -151,6 +174,10 @@ class WorkerBooks:
             return None
         if delta.started is not None and not running.started:
             running.started = True
+            self._began_s = self._clock()
+            if running.later_keys:
+                self.inflight_keys.update(running.later_keys)
+                running.keys, running.later_keys = [*running.keys, *running.later_keys], ()
             self._decoding[request_id] = self._waiting.pop(request_id)
             self.rates.learn(running.prompt_tokens, delta.started)
         if delta.finish_reason is not None:

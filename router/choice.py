@@ -21,9 +21,10 @@ from pie.page.events import Part, PartMask, PlaceId, PlaceKind, Tier, part_tiers
 from pie.page.key import PageKey, RootKey
 from pie.page.layout import usable_segments
 from pie.policies.containing import is_own
-from pie.policies.routing import Choice, RequestView, RoutingPolicy, WorkerView
+from pie.policies.routing import Choice, RequestView, RoutingPolicy, WorkerView, divisible
 from pie.policies.routing_cost import CostRouting
 from pie.router.books import WorkerBooks
+from pie.router.coming import Coming, for_worker, in_making, longest_wait_s
 from pie.router.demand import Demand
 from pie.router.metrics import RouterMetrics
 from pie.router.prefix import Prefix
@@ -71,6 +72,12 @@ class Chosen(Generic[Link]):
     choice: Choice
     views: Sequence[WorkerView] = ()
     """What the policy was shown."""
+    awaited_pages: int = 0
+    """Leading pages that the pool will have once another worker has computed them; 0 to wait for none."""
+    await_s: float = 0.0
+    """Longest wait for them."""
+    held_pages: int = 0
+    """Of its leading pages those that the worker has or loads by itself."""
     fork_of: str | None = None
     """Request id there whose prompt it shares, see `pie.wire.messages.Generate`."""
 
@@ -82,12 +89,19 @@ class Chooser:
         index: Who holds which page.
         policy: Decides; the built-in cost route where None, and where it fails.
         metrics: Counts failures.
+        awaits: Whether a worker may be told to wait for pages that another one computes.
     """
 
     def __init__(
-        self, index: IndexReader, policy: RoutingPolicy | None, metrics: RouterMetrics
+        self,
+        index: IndexReader,
+        policy: RoutingPolicy | None,
+        metrics: RouterMetrics,
+        *,
+        awaits: bool = False,
     ) -> None:
         self._index = index
+        self._awaits = awaits
         self._fallback = CostRouting()
         self._policy: RoutingPolicy = policy or self._fallback
         self._metrics = metrics
@@ -111,15 +125,30 @@ class Chooser:
         conversation = None if session is None else (prefix.salt, session)
         latest = None if conversation is None else self._sessions.get(conversation)
         rates = FleetRates(link.rates for link in links)
+        held_at: dict[PlaceId, Held] = {}
         for link in links:
             record = link.record
             assert record.model_root is not None
             root = (record.model_root, record.page_tokens)
             if root not in runs_by_root:
                 runs_by_root[root] = _Runs(self._index, prefix.keys(*root))
-            held = runs_by_root[root].held(link)
-            views[record.place] = (
-                view(link, held, tokens, rates, has_session=record.place == latest),
+            held_at[record.place] = runs_by_root[root].held(link)
+        if self._awaits:
+            for runs in runs_by_root.values():
+                runs.find_coming(rates)
+        for link in links:
+            record = link.record
+            assert record.model_root is not None
+            place = record.place
+            views[place] = (
+                view(
+                    link,
+                    held_at[place],
+                    tokens,
+                    rates,
+                    has_session=place == latest,
+                    coming=runs_by_root[record.model_root, record.page_tokens].coming(place),
+                ),
                 link,
             )
         (_, page_tokens), runs = next(iter(runs_by_root.items()))
@@ -139,6 +168,8 @@ class Chooser:
             self._remember(conversation, choice.place)
         chosen, link = views[choice.place]
         assert link.record.model_root is not None
+        awaited = chosen.awaited_tokens(tokens)
+        compute_ms = awaited * 1000 / divisible(chosen.prefill_tokens_per_s)
         return Chosen(
             link,
             prefix,
@@ -146,6 +177,9 @@ class Chooser:
             min(chosen.device_tokens + sum(chosen.loads.values()), tokens - 1),
             choice,
             tuple(view for view, _ in views.values()),
+            awaited_pages=chosen.coming_tokens // link.record.page_tokens if awaited else 0,
+            await_s=longest_wait_s(chosen.coming_ms, compute_ms),
+            held_pages=held_at[choice.place].pages,
         )
 
     def replace_policy(self, policy: RoutingPolicy) -> None:
@@ -197,6 +231,8 @@ class _Runs:
         }
         self._runs = index.matches(keys) if keys else {}
         self._pooled: dict[int, _Segments] = {}
+        self._making: list[tuple[WorkerBooks, int]] = []
+        self._coming: Sequence[Coming] = ()
 
     def held(self, link: WorkerBooks) -> Held:
         """Return what `link`'s worker could use."""
@@ -214,7 +250,19 @@ class _Runs:
                 if key not in inflight:
                     break
                 making += 1
+        if making:
+            self._making.append((link, making))
         return in_the_making(held, making)
+
+    def find_coming(self, rates: FleetRates) -> None:
+        """Find out what is in the making, once all workers have been asked for, and when it is there."""
+        if self._pool_nodes:
+            found = (in_making(link, self.keys, pages, rates) for link, pages in self._making)
+            self._coming = [one for one in found if one is not None]
+
+    def coming(self, place: PlaceId) -> Coming | None:
+        """Return what a worker could wait for."""
+        return for_worker(place, self._coming) if self._coming else None
 
     def _pool(self, start: int) -> _Segments:
         """Return the run that pool nodes hold together from page `start` on; before it they hold nothing.
@@ -251,9 +299,11 @@ def view(
     rates: FleetRates,
     *,
     has_session: bool = False,
+    coming: Coming | None = None,
 ) -> WorkerView:
     """Return what a policy is shown of a worker."""
     page_tokens = link.record.page_tokens
+    tiers = {*held.load_pages, "pool"} if coming is not None else held.load_pages
     return WorkerView(
         place=link.record.place,
         device_tokens=min(held.device_pages * page_tokens, prompt_tokens),
@@ -262,12 +312,12 @@ def view(
         waiting=link.waiting,
         running=link.decoding,
         prefill_tokens_per_s=rates.prefill_tokens_per_s(link.rates),
-        load_tokens_per_s={
-            tier: rates.load_tokens_per_s(link.rates, tier) for tier in held.load_pages
-        },
+        load_tokens_per_s={tier: rates.load_tokens_per_s(link.rates, tier) for tier in tiers},
         decode_step_ms=link.decode_step_ms,
         free_share=link.free_share,
         has_session=has_session,
+        coming_tokens=0 if coming is None else coming.pages * page_tokens,
+        coming_ms=0.0 if coming is None else coming.ms,
     )
 
 

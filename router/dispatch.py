@@ -120,6 +120,9 @@ class Dispatcher:
         chosen = _with_leader(generation, links) or self._chooser.choose(
             generation.request_id, generation.prefix, links, session=generation.order.session
         )
+        if generation.order.prompt_logprobs is not None and chosen.awaited_pages:
+            # All of the prompt is computed, whoever has its pages.
+            chosen = dataclasses.replace(chosen, awaited_pages=0)
         if generation.first_token_s is None:
             generation.predicted_tokens = chosen.predicted_tokens
             generation.place = chosen.link.record.place
@@ -142,7 +145,6 @@ class Dispatcher:
         order, link, prefix = generation.order, chosen.link, chosen.prefix
         assert link.record.model_root is not None
         ended = generation.next_attempt()
-        tokens = len(prefix.ids)
         remaining_s = max(self._remaining_s(generation), _LEAST_S)
         message = Generate(
             request_id=generation.attempt_id,
@@ -166,13 +168,10 @@ class Dispatcher:
             deadline_s=remaining_s,
             priority=order.priority,
             prompt_logprobs=order.prompt_logprobs if generation.first_token_s is None else None,
+            await_pages=chosen.awaited_pages,
+            await_s=chosen.await_s,
         )
-        running = Running(
-            sink=generation,
-            keys=chosen.keys,
-            new_tokens=tokens - chosen.predicted_tokens,
-            prompt_tokens=tokens,
-        )
+        running = _running(generation, chosen)
         if generation.attempts == 1:
             self._metrics.overhead_s.observe(time.monotonic() - order.arrived_s)
         try:
@@ -248,6 +247,22 @@ def _with_leader(generation: Generation, links: Sequence[WorkerLink]) -> Chosen[
         leader.chosen,
         predicted_tokens=len(leader.chosen.prefix.ids),
         fork_of=leader.attempt_id,
+    )
+
+
+def _running(generation: Generation, chosen: Chosen[WorkerLink]) -> Running:
+    """Return what an attempt counts for at its worker."""
+    tokens, keys, later_keys = len(chosen.prefix.ids), chosen.keys, chosen.keys[:0]
+    known_tokens = chosen.predicted_tokens
+    if chosen.awaited_pages:
+        known_tokens = min(chosen.awaited_pages * chosen.link.record.page_tokens, tokens - 1)
+        keys, later_keys = keys[: chosen.held_pages], keys[chosen.held_pages :]
+    return Running(
+        sink=generation,
+        keys=keys,
+        new_tokens=tokens - known_tokens,
+        prompt_tokens=tokens,
+        later_keys=later_keys,
     )
 
 

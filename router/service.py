@@ -122,7 +122,7 @@ class RouterService:
         self._gate = Gate(settings.max_in_flight, settings.retry_after_s, self.metrics)
         self._policies = PolicyVersions(policies or PolicySet())
         chooser = self._chooser = Chooser(
-            self._mirror, self._policies.current.new_routing(), self.metrics
+            self._mirror, self._policies.current.new_routing(), self.metrics, awaits=True
         )
         self._follower: PolicyFollower | None = None
         self._conductor: Conductor | None = None

@@ -168,6 +168,11 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
     the whole prompt is computed for it. None reports nothing."""
     priority: int = 0
     """Among those that wait, or must yield, a smaller one is served first."""
+    await_pages: int = 0
+    """So many leading pages of the prompt another worker is computing and the pool has soon: they are
+    waited for before the request takes its place in the queue."""
+    await_s: float = 0.0
+    """Longest wait for them; then the request goes on with what there is."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):

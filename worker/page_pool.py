@@ -1,16 +1,23 @@
 """The pool as a worker needs it.
 
-Covers what is asked of it. Does not cover how that is done (`pie.pool.client`).
+Covers what is asked of it, and opening it. Does not cover how that is done (`pie.pool.client`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
+from contextlib import AsyncExitStack
 from typing import Protocol
 
+from pie.index.feed import MirrorFeed
+from pie.index.mirror import Mirror
+from pie.index.settings import IndexSettings
 from pie.page.format import PageHeader
 from pie.page.key import PageKey
 from pie.page.lookup import LookupStatus
+from pie.policies.replication import TabledReplication
+from pie.pool.client import PoolClient
+from pie.pool.settings import PoolSettings
 from pie.pool.tier import Buffer, PageId, StoredPage
 from pie.wire.messages import PutStatus
 
@@ -40,3 +47,21 @@ class PagePool(Protocol):
     ) -> list[PutStatus]:
         """Offer pages and send those that are wanted."""
         ...
+
+
+async def open_pool(
+    exits: AsyncExitStack,
+    settings: PoolSettings,
+    index_url: str,
+    index_settings: IndexSettings,
+    secret: bytes | None,
+    replication: TabledReplication,
+) -> PoolClient:
+    """Return a client of the pool's nodes, which it finds by the index; `exits` closes it."""
+    mirror = Mirror()
+    feed = MirrorFeed(index_url, mirror, settings=index_settings, with_pages=False)
+    await feed.start()
+    exits.push_async_callback(feed.close)
+    client = PoolClient(mirror, settings, secret=secret, replication=replication)
+    exits.push_async_callback(client.close)
+    return client

@@ -19,8 +19,6 @@ import msgspec
 
 from pie.index.contract import IndexWriter, PlaceRecord
 from pie.index.errors import PlaceFencedError
-from pie.index.feed import MirrorFeed
-from pie.index.mirror import Mirror
 from pie.index.policy_follower import PolicyFollower
 from pie.index.publisher import Publisher
 from pie.index.settings import IndexSettings
@@ -40,6 +38,7 @@ from pie.wire.program_runs import StartProgram, TellProgram
 from pie.wire.server import WireServer
 from pie.wire.settings import WireSettings
 from pie.worker.assembly import assemble, make_engine, make_grammars, make_host, make_record
+from pie.worker.awaiting import Awaiting
 from pie.worker.commands import CancelAll, CancelOne, StepReport, Submit
 from pie.worker.engine import Engine
 from pie.worker.engine_thread import EngineThread
@@ -52,6 +51,7 @@ from pie.worker.named_prefixes import Preloading, resolve_prefixes
 from pie.worker.offload import Offload
 from pie.worker.outbox import Outbox
 from pie.worker.page_copies import PageCopies, PageNames
+from pie.worker.page_pool import open_pool
 from pie.worker.page_table import Change
 from pie.worker.policy_change import PolicyChange
 from pie.worker.programs.host import ProgramHost
@@ -142,6 +142,7 @@ class WorkerService:
         self._host: ProgramHost | None = None
         self._programs: ProgramService | None = None
         self._grammars: GrammarQueue | None = None
+        self._awaiting = Awaiting(settings.max_waiting)
         self._follower: PolicyFollower | None = None
         usual = FixedReplication(pool_settings.copies if pool_settings is not None else 1)
         self._replication = TabledReplication(usual)
@@ -171,6 +172,7 @@ class WorkerService:
         With a disk, what only host memory holds goes there after that, as far as the time lasts.
         """
         self._state = "draining"
+        self._awaiting.release()
         until_s = time.monotonic() + timeout_s
         try:
             async with asyncio.timeout(timeout_s):
@@ -204,6 +206,7 @@ class WorkerService:
             status,
             state=self._state,
             refused=status.refused + self._refused,
+            **self._awaiting.figures(),
             policy_version=policies.version if policies else 0,
             policy_refused=policies.refused if policies else 0,
             **tiers,
@@ -277,7 +280,7 @@ class WorkerService:
             loop.call_soon_threadsafe(self._dead, error)
 
         self._thread = EngineThread(self._engine, take_report, dead)
-        pool = await self._pool_client()
+        pool = await self._pool_client(copies.names, self._intake)
         if pool is not None or tiers is not None:
             offload = Offload(
                 copies,
@@ -359,17 +362,15 @@ class WorkerService:
         await self._follower.start()
         self._exits.push_async_callback(self._follower.close)
 
-    async def _pool_client(self) -> PoolClient | None:
+    async def _pool_client(self, names: PageNames, intake: Intake) -> PoolClient | None:
         settings = self._pool_settings
         if settings is None or not (settings.nodes or settings.outside):
             return None
-        mirror = Mirror()
-        feed = MirrorFeed(self._index_url, mirror, settings=self._index_settings, with_pages=False)
-        await feed.start()
-        self._exits.push_async_callback(feed.close)
-        client = PoolClient(mirror, settings, secret=self._secret, replication=self._replication)
-        self._exits.push_async_callback(client.close)
-        return client
+        url, index = self._index_url, self._index_settings
+        pool = await open_pool(self._exits, settings, url, index, self._secret, self._replication)
+        self._awaiting.attach(pool, names, intake)
+        self._exits.push_async_callback(self._awaiting.close)
+        return pool
 
     async def _handle(self, peer: Peer, message: Message, frames: Sequence[memoryview]) -> None:
         """Take one message of a router."""
@@ -381,11 +382,14 @@ class WorkerService:
                     if message.grammar is not None:
                         assert self._grammars is not None
                         constraint = await self._grammars.compiled(message.grammar)
-                    self._generate(peer, message, frames, self._thread, constraint)
+                    request = await self._awaiting.wait(peer.id, message, frames)
+                    if request is not None:
+                        self._generate(peer, request, frames, self._thread, constraint)
                 except RefusedError:
                     self._refused += 1
                     raise
             case Cancel(request_id):
+                self._awaiting.cancel(peer.id, request_id)
                 self._thread.put(CancelOne(peer.id, request_id))
                 if self._programs is not None:
                     self._programs.cancel(peer.id, request_id)
@@ -450,6 +454,7 @@ class WorkerService:
         outbox = self._outboxes.pop(owner, None)
         if outbox is not None:
             outbox.stop()
+        self._awaiting.cancel_all(owner)
         if self._thread is not None:
             self._thread.put(CancelAll(owner))
         if self._programs is not None:

@@ -25,6 +25,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     waiting: Gauge[int] = 0
     loading: Gauge[int] = 0
     """Sequences that wait for pages from a lower tier or the pool; counted in `waiting` too."""
+    awaiting: Gauge[int] = 0
+    """Requests that wait for pages which another worker is computing, and are not in `waiting` yet."""
     waiting_tokens: Gauge[int] = 0
     pages: Gauge[int] = 0
     pages_free: Gauge[int] = 0
@@ -72,6 +74,10 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     prefill_tokens: Counter[int] = 0
     prefill_tokens_shared_in_flight: Counter[int] = 0
     """Prompt tokens that were not computed because another request was computing them."""
+    awaited: Counter[int] = 0
+    """Requests that waited for pages which another worker computed, and got them."""
+    awaited_in_vain: Counter[int] = 0
+    """Requests that waited for such pages, and went on without."""
     decode_tokens: Counter[int] = 0
     forks: Counter[int] = 0
     """Sequences that went on from another's prompt without computing a token of it."""
