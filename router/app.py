@@ -267,6 +267,7 @@ class RouterApp:
                 logprobs=body.logprobs_wanted,
                 default_tokens=None,
                 usage_events=usage_events,
+                prompt_logprobs=body.prompt_logprobs,
             )
 
     async def _complete(self, exchange: Exchange) -> None:
@@ -282,7 +283,8 @@ class RouterApp:
             echoes = [
                 _echo(model, asked, prompt) for asked, prompt in zip(spelled, prompts, strict=False)
             ]
-            shaper = partial(CompletionShaper, choices=body.choices, echoes=echoes)
+            told = body.told
+            shaper = partial(CompletionShaper, choices=body.choices, echoes=echoes, told=told)
             await self._generate(
                 exchange,
                 body,
@@ -297,7 +299,7 @@ class RouterApp:
                 logprobs=body.logprobs,
                 default_tokens=self._settings.default_completion_tokens,
                 usage_events=body.include_usage,
-                prompt_logprobs=body.logprobs if body.echo else None,
+                prompt_logprobs=told.of_prompt,
             )
 
     async def _generate(

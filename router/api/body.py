@@ -106,6 +106,12 @@ class GenerationBody(BaseModel):
     max_tokens: int | None = Field(
         default=None, ge=1, le=INT64_MAX, description="Most tokens to generate for each choice."
     )
+    prompt_logprobs: int | None = Field(
+        default=None,
+        ge=0,
+        description="Report the log-probability of each of the prompt's tokens, and so many of the "
+        "likeliest there.",
+    )
     n: int | None = Field(
         default=None, ge=1, description="Choices to make for each prompt, each with its own seed."
     )
@@ -281,6 +287,23 @@ class GenerationBody(BaseModel):
         if value == 0:
             raise PydanticCustomError("bad_count", "must be -1 or at least 1")
         return value
+
+    @field_validator("prompt_logprobs")
+    @classmethod
+    def _prompt_logprobs_within_limit(cls, value: int | None, info: ValidationInfo) -> int | None:
+        most = _limits(info).max_logprobs
+        if value is not None and value > most:
+            raise PydanticCustomError("too_many", "must be at most {most}", {"most": most})
+        return value
+
+    @model_validator(mode="after")
+    def _prompt_logprobs_of_whole_answers(self) -> Self:
+        if self.prompt_logprobs is not None and (self.stream or self.sequences > self.choices):
+            raise PydanticCustomError(
+                "prompt_logprobs",
+                "prompt_logprobs: neither where stream is true nor with best_of",
+            )
+        return self
 
     @model_validator(mode="after")
     def _stream_options_with_stream(self) -> Self:

@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from pie.router.api.scoring import LOWEST_LOGPROB, PromptLogprobs, of_prompt, prompt_logprobs
 from pie.router.api.tools import FunctionCall, FunctionDelta, ToolCall, ToolCallDelta
 from pie.router.api.usage import Usage, finish_text
 from pie.router.mailbox import Piece
@@ -84,6 +85,8 @@ class ChatCompletion(msgspec.Struct):
     usage: Usage
     object: Literal["chat.completion"] = "chat.completion"
     system_fingerprint: str | None = None
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    """Where they were asked for."""
 
 
 class ChatDelta(msgspec.Struct):
@@ -119,10 +122,6 @@ class ChatChunk(msgspec.Struct):
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     system_fingerprint: str | None = None
     usage: Usage | UnsetType | None = UNSET
-
-
-LOWEST_LOGPROB = -9999.0
-"""What stands for minus infinity, which JSON cannot spell."""
 
 
 def chat_logprobs(positions: Sequence[PositionLogprobs]) -> ChatLogprobs:
@@ -176,6 +175,7 @@ class ChatShaper:
 
     def answer(self, pieces: Sequence[Piece], counts: Usage) -> ChatCompletion:
         """Return the whole answer."""
+        told = of_prompt(pieces)
         return ChatCompletion(
             self._id,
             self._created_s,
@@ -190,6 +190,7 @@ class ChatShaper:
                 for piece in pieces
             ],
             counts,
+            prompt_logprobs=UNSET if told is None else prompt_logprobs(told),
         )
 
     def opening(self, choices: int) -> list[ChatChunk]:

@@ -24,8 +24,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from pie.router.api.body import BodyLimits, GenerationBody
-from pie.router.api.chat_answers import LOWEST_LOGPROB
+from pie.router.api.body import INT64_MAX, BodyLimits, GenerationBody
+from pie.router.api.scoring import LOWEST_LOGPROB, PromptLogprobs, prompt_logprobs
 from pie.router.api.usage import Usage, finish_text
 from pie.router.mailbox import Piece
 from pie.wire.messages import PositionLogprobs
@@ -39,6 +39,24 @@ def _prompt_kind(value: object) -> str:
     if isinstance(first, list):
         return "~token_lists"
     return "~tokens" if isinstance(first, int) and not isinstance(first, bool) else "~texts"
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What an answer tells beside the text that is made."""
+
+    echoed: int | None = None
+    """Likeliest tokens at each position of a prompt that is echoed with its log-probabilities."""
+    scored: int | None = None
+    """The same for `prompt_logprobs`."""
+    nothing_made: bool = False
+    """Whether the one token that is made is left out."""
+
+    @property
+    def of_prompt(self) -> int | None:
+        """Likeliest tokens that a worker is asked for at each position of the prompt."""
+        wanted = [count for count in (self.echoed, self.scored) if count is not None]
+        return max(wanted, default=None)
 
 
 class CompletionBody(GenerationBody):
@@ -55,6 +73,12 @@ class CompletionBody(GenerationBody):
         ],
         Discriminator(_prompt_kind),
     ] = Field(description="A text, a list of texts, a list of token ids, or a list of such lists.")
+    max_tokens: int | None = Field(
+        default=None,
+        ge=0,
+        le=INT64_MAX,
+        description="Most tokens to generate for each choice; 0 only tells of the prompt.",
+    )
     logprobs: int | None = Field(
         default=None, ge=0, description="Likeliest tokens to report at each position."
     )
@@ -97,6 +121,14 @@ class CompletionBody(GenerationBody):
         ):
             raise PydanticCustomError(
                 "echo", "echo: with logprobs neither where stream is true nor with best_of"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _nothing_is_made_for_a_reason(self) -> Self:
+        if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
+            raise PydanticCustomError(
+                "max_tokens", "max_tokens: 0 only with echo or prompt_logprobs, else at least 1"
             )
         return self
 
@@ -143,8 +175,17 @@ class CompletionBody(GenerationBody):
 
     @property
     def token_limit(self) -> tuple[str, int | None]:
-        """The field that bounds the answer, and its value."""
-        return "max_tokens", self.max_tokens
+        """The field that bounds the answer, and its value: one token is made where none is wanted."""
+        return "max_tokens", 1 if self.max_tokens == 0 else self.max_tokens
+
+    @property
+    def told(self) -> Told:
+        """What is answered beside the text that is made."""
+        return Told(
+            echoed=self.logprobs if self.echo else None,
+            scored=self.prompt_logprobs,
+            nothing_made=self.max_tokens == 0,
+        )
 
 
 class CompletionLogprobs(msgspec.Struct):
@@ -164,6 +205,8 @@ class CompletionChoice(msgspec.Struct):
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: Literal["stop", "length"] | None = None
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    """Where they were asked for."""
 
 
 class Completion(msgspec.Struct):
@@ -196,27 +239,33 @@ class CompletionLogprobsShaper:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._offset = 0
 
-    def echo(self, echoed: Echo, positions: Sequence[PositionLogprobs]) -> CompletionLogprobs:
-        """Return those of a prompt, whose first token has none."""
+    def echo(
+        self, echoed: Echo, positions: Sequence[PositionLogprobs], most: int
+    ) -> CompletionLogprobs:
+        """Return those of a prompt, whose first token has none, with `most` likeliest ones."""
         first = echoed.first_token
         shaped = CompletionLogprobs([0], [None], [_spelled(first)], [None])
         text = self._decoder.decode(first)
         # What a tokenizer puts before a text is a token of the prompt, and no part of the text.
         self._offset += len(text) if echoed.text.startswith(text) else 0
-        return self._add(shaped, positions)
+        return self._add(shaped, positions, most)
 
     def shape(self, positions: Sequence[PositionLogprobs]) -> CompletionLogprobs | None:
         """Return the log-probabilities of the next tokens; None where there are none."""
         return self._add(CompletionLogprobs([], [], [], []), positions) if positions else None
 
     def _add(
-        self, shaped: CompletionLogprobs, positions: Sequence[PositionLogprobs]
+        self,
+        shaped: CompletionLogprobs,
+        positions: Sequence[PositionLogprobs],
+        most: int | None = None,
     ) -> CompletionLogprobs:
         for position in positions:
             chosen = position.chosen
             token = _spelled(chosen.token)
             logprob = max(chosen.logprob, LOWEST_LOGPROB)
-            top = {_spelled(top.token): max(top.logprob, LOWEST_LOGPROB) for top in position.top}
+            likeliest = position.top[:most]
+            top = {_spelled(top.token): max(top.logprob, LOWEST_LOGPROB) for top in likeliest}
             top.setdefault(token, logprob)
             shaped.text_offset.append(self._offset)
             shaped.tokens.append(token)
@@ -244,6 +293,7 @@ class CompletionShaper:
         usage_events: Whether a stream's events say that they have no usage.
         choices: Choices of each prompt.
         echoes: The prompts, where answers begin with them.
+        told: What is answered beside the text that is made.
     """
 
     def __init__(
@@ -255,8 +305,10 @@ class CompletionShaper:
         usage_events: bool,
         choices: int = 1,
         echoes: Sequence[Echo] = (),
+        told: Told = Told(),
     ) -> None:
         self._choices = choices
+        self._told = told
         self._echoes = echoes
         self._read: dict[int, Sequence[PositionLogprobs]] = {}
         """Of each prompt, as its first choice was told."""
@@ -277,8 +329,8 @@ class CompletionShaper:
             self._id,
             self._created_s,
             self._model,
-            [self._choice(piece, echoes=True) for piece in pieces],
-            usage=counts,
+            [self._choice(piece, whole=True) for piece in pieces],
+            usage=self._counts(counts),
         )
 
     def opening(self, choices: int) -> list[Completion]:
@@ -310,18 +362,34 @@ class CompletionShaper:
 
     def closing(self, counts: Usage) -> Completion:
         """Return the event that has the usage."""
-        return Completion(self._id, self._created_s, self._model, [], usage=counts)
+        return Completion(self._id, self._created_s, self._model, [], usage=self._counts(counts))
 
-    def _choice(self, piece: Piece, *, echoes: bool = False) -> CompletionChoice:
-        shaper, text = self._logprobs[piece.index], piece.text
+    def _counts(self, counts: Usage) -> Usage:
+        """Return what is counted, without a token that is not answered."""
+        if not self._told.nothing_made:
+            return counts
+        return msgspec.structs.replace(
+            counts, completion_tokens=0, total_tokens=counts.prompt_tokens
+        )
+
+    def _choice(self, piece: Piece, *, whole: bool = False) -> CompletionChoice:
+        nothing = self._told.nothing_made
+        shaper, text = self._logprobs[piece.index], "" if nothing else piece.text
+        read = self._read.get(piece.index // self._choices)
         told: CompletionLogprobs | None = None
-        if echoes and self._echoes:
+        scored: PromptLogprobs | UnsetType = UNSET
+        if whole and self._echoes:
             echo = self._echoes[piece.index // self._choices]
             text = echo.text + text
-            read = self._read.get(piece.index // self._choices)
-            told = None if read is None else shaper.echo(echo, read)
-        made = shaper.shape(piece.logprobs)
+            if read is not None and self._told.echoed is not None:
+                told = shaper.echo(echo, read, self._told.echoed)
+        if read is not None and self._told.scored is not None:
+            scored = prompt_logprobs(read, self._told.scored)
+        made = None if nothing else shaper.shape(piece.logprobs)
         if told is not None and made is not None:
             for name in made.__struct_fields__:
                 getattr(told, name).extend(getattr(made, name))
-        return CompletionChoice(piece.index, text, told or made, finish_text(piece.finish))
+        finish = finish_text(piece.finish)
+        if finish is not None and nothing:
+            finish = "length"
+        return CompletionChoice(piece.index, text, told or made, finish, scored)

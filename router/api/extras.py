@@ -44,7 +44,6 @@ UNSUPPORTED: Mapping[str, Sequence[object]] = {
     "suffix": ("",),
     "length_penalty": (1, 1.0),
     "use_beam_search": (False,),
-    "prompt_logprobs": (),
     "chat_template": (),
     "chat_template_kwargs": ({},),
     "documents": ([],),

@@ -23,7 +23,7 @@ _STRICT = ConfigDict(frozen=True, strict=True, extra="ignore", protected_namespa
 _MAX_METADATA = 16
 _REFUSED = ("messages", "max_tokens", "max_completion_tokens", "response_format", "stream_options")
 """What a chat calls otherwise."""
-_ONE = ("n", "stop")
+_ONE = ("n", "stop", "prompt_logprobs")
 """What a response has none of."""
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from openai import AsyncOpenAI
 
+from pie.router.api.scoring import PromptLogprob, prompt_logprobs
+from pie.wire.messages import PositionLogprobs, TokenLogprob
 from tests.router.conftest import Cluster
 
 PROMPTS = ["The cat — naïve 😀 — sat", "on"]
@@ -69,3 +73,110 @@ async def test_what_cannot_be_told_is_refused(client: AsyncOpenAI, more: dict[st
     with pytest.raises(openai.BadRequestError, match="echo: with logprobs neither") as refused:
         await client.completions.create(model="mock", prompt="a", echo=True, logprobs=1, **more)
     assert refused.value.param == "echo"
+
+
+async def ask(cluster: Cluster, path: str, **body: Any) -> httpx.Response:
+    async with httpx.AsyncClient(timeout=30) as http:
+        url = f"{cluster.routers[0].url}/v1/{path}"
+        return await http.post(url, json={"model": "mock", **body})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_prompt_alone_may_be_echoed(
+    client: AsyncOpenAI, cluster: Cluster, stream: bool
+) -> None:
+    asked: dict[str, Any] = {"prompt": PROMPTS[0], "echo": True, "max_tokens": 0}
+    if stream:
+        text, finish, usage = "", None, None
+        async for event in await client.completions.create(
+            model="mock", stream=True, stream_options={"include_usage": True}, **asked
+        ):
+            for choice in event.choices:
+                text += choice.text
+                finish = choice.finish_reason or finish
+            usage = event.usage
+        assert (text, finish) == (PROMPTS[0], "length")
+        assert usage
+        assert usage.completion_tokens == 0
+        return
+    answer = await client.completions.create(model="mock", logprobs=2, **asked)
+    (choice,), ids = answer.choices, cluster.tokenizer(cluster.mocks[0]).encode(PROMPTS[0])
+    assert (choice.text, choice.finish_reason) == (PROMPTS[0], "length")
+    assert choice.logprobs
+    assert choice.logprobs.token_logprobs == [None, *(-float(at) for at in range(1, len(ids)))]
+    assert answer.usage
+    assert (answer.usage.completion_tokens, answer.usage.total_tokens) == (0, len(ids))
+
+
+@pytest.mark.usefixtures("client")
+async def test_what_a_prompts_tokens_cost_is_told_in_vllms_shape(cluster: Cluster) -> None:
+    tokenizer = cluster.tokenizer(cluster.mocks[0])
+    ids = tokenizer.encode(PROMPTS[0])
+    expected = [
+        None,
+        *(
+            {
+                str(token): {
+                    "logprob": -float(at),
+                    "rank": None,
+                    "decoded_token": tokenizer.token_bytes(token).decode(errors="replace"),
+                }
+            }
+            for at, token in enumerate(ids[1:], start=1)
+        ),
+    ]
+    answer = (
+        await ask(cluster, "completions", prompt=PROMPTS, max_tokens=2, n=2, prompt_logprobs=1)
+    ).json()
+    assert [choice["prompt_logprobs"] == expected for choice in answer["choices"]] == [
+        *[True] * 2,
+        *[False] * 2,
+    ]
+    assert answer["choices"][0]["logprobs"] is None
+    alone = (await ask(cluster, "completions", prompt=ids, max_tokens=0, prompt_logprobs=0)).json()
+    assert alone["choices"][0]["prompt_logprobs"] == expected
+    assert alone["choices"][0]["text"] == ""
+    assert alone["usage"]["completion_tokens"] == 0
+    messages = [{"role": "user", "content": "Hi"}]
+    chat = (await ask(cluster, "chat/completions", messages=messages, prompt_logprobs=1)).json()
+    assert chat["prompt_logprobs"][0] is None
+    assert len(chat["prompt_logprobs"]) == chat["usage"]["prompt_tokens"]
+    plain = (await ask(cluster, "chat/completions", messages=messages)).json()
+    assert "prompt_logprobs" not in plain
+
+
+def test_ranks_are_those_among_the_likeliest() -> None:
+    chosen, other = TokenLogprob(7, b"seven", -2.0), TokenLogprob(8, b"\xff", -math.inf)
+    best = TokenLogprob(9, b"nine", -0.5)
+    positions = [
+        PositionLogprobs(chosen, (best, chosen, other)),
+        PositionLogprobs(other, (best, chosen)),
+    ]
+    first, second = prompt_logprobs(positions, 2)[1:]
+    assert first == {"9": PromptLogprob(-0.5, 1, "nine"), "7": PromptLogprob(-2.0, 2, "seven")}
+    assert second is not None
+    assert second["8"] == PromptLogprob(-9999.0, None, "\ufffd")
+    assert list(second) == ["9", "7", "8"]
+    assert prompt_logprobs(positions, 0)[1] == {"7": PromptLogprob(-2.0, None, "seven")}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("completions", {"prompt": "a", "max_tokens": 0}, "max_tokens"),
+        ("completions", {"prompt": "a", "max_tokens": -1, "echo": True}, "max_tokens"),
+        ("completions", {"prompt": "a", "prompt_logprobs": -1}, "prompt_logprobs"),
+        ("completions", {"prompt": "a", "prompt_logprobs": 21}, "prompt_logprobs"),
+        ("completions", {"prompt": "a", "prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ("completions", {"prompt": "a", "prompt_logprobs": 1, "best_of": 2}, "prompt_logprobs"),
+        ("chat/completions", {"messages": [], "max_tokens": 0}, "max_tokens"),
+        ("responses", {"input": "a", "prompt_logprobs": 1}, "prompt_logprobs"),
+    ],
+)
+@pytest.mark.usefixtures("client")
+async def test_what_makes_no_sense_of_a_prompt_is_refused(
+    cluster: Cluster, path: str, body: dict[str, Any], param: str
+) -> None:
+    answer = await ask(cluster, path, **body)
+    assert answer.status_code == 400
+    assert param in answer.json()["error"]["message"]
