@@ -48,6 +48,7 @@ from pie.router.inferlets import Inferlets
 from pie.router.memory import AnswerMemory
 from pie.router.metrics import RouterMetrics
 from pie.router.models import ModelCatalog
+from pie.router.open_files import allow_connections
 from pie.router.policy_desk import PolicyDesk
 from pie.router.program_runs import ProgramRuns
 from pie.router.settings import RouterSettings
@@ -201,6 +202,7 @@ class RouterService:
             PortBusyError: The address is taken.
             AddressUnusableError: It is not this machine's, or not allowed.
         """
+        allow_connections(self.settings.max_connections)
         listener = _listener(self.settings, shares_port=self._shares_port)
         host, port = listener.getsockname()[:2]
         self._url = self.settings.url(host, port)
