@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Generic, TypeVar
 
 import msgspec
@@ -23,6 +23,7 @@ from pie.wire.programs import Begin, CallFailed, Drawn, FromHost, decode_from_ho
 
 _CLOSES_S = 5.0
 Answer = tuple[FromHost, Sequence[bytes]]
+Learn = Callable[[FromHost, Sequence[bytes]], None]
 _T = TypeVar("_T")
 
 
@@ -54,6 +55,28 @@ class Pending(Generic[_T]):
         return self._take(message, frames)
 
 
+class DrawnStream:
+    """The answers to a call that is answered bit by bit, none of which is lost to a wait that is cancelled."""
+
+    def __init__(self, queue: asyncio.Queue[Answer | None]) -> None:
+        self._queue = queue
+
+    async def next(self) -> Drawn:
+        """Wait for the next one; the one with a `finish` is the last.
+
+        Raises:
+            InferletError: The call failed, or the worker is gone.
+        """
+        answer = await self._queue.get()
+        if answer is None:
+            raise HostGoneError("the worker is gone")
+        found = answer[0]
+        if isinstance(found, CallFailed):
+            raise error_of(found)
+        assert isinstance(found, Drawn)
+        return found
+
+
 class Connection:
     """One program's end of the pipe."""
 
@@ -63,7 +86,7 @@ class Connection:
         self._last_set = 0
         self._waiting: dict[int, asyncio.Future[Answer]] = {}
         self._streams: dict[int, asyncio.Queue[Answer | None]] = {}
-        self._undo: dict[int, Callable[[], None]] = {}
+        self._learn: dict[int, Learn] = {}
         self._claimed: set[asyncio.Future[Answer]] = set()
         self._unclaimed: InferletError | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -96,38 +119,37 @@ class Connection:
         message: msgspec.Struct,
         take: Callable[[FromHost, Sequence[bytes]], _T],
         frames: Sequence[Buffer] = (),
-        undo: Callable[[], None] | None = None,
+        learn: Learn | None = None,
     ) -> Pending[_T]:
-        """Send a call; `take` makes the result of its answer, `undo` is called where it failed."""
+        """Send a call.
+
+        Args:
+            number: Its number.
+            message: The call.
+            take: Makes the result of its answer, for who waits for it.
+            frames: Of the message.
+            learn: Called with the answer as it comes, also where the call failed.
+        """
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
-        if undo is not None:
-            self._undo[number] = undo
+        if learn is not None:
+            self._learn[number] = learn
         self._pipe.send(message, frames)
         return Pending(self, future, take)
 
-    async def stream(
-        self, number: int, message: msgspec.Struct, frames: Sequence[Buffer] = ()
-    ) -> AsyncGenerator[Drawn, None]:
-        """Send a call that is answered bit by bit."""
-        queue: asyncio.Queue[Answer | None] = asyncio.Queue()
-        self._streams[number] = queue
+    def stream(
+        self,
+        number: int,
+        message: msgspec.Struct,
+        frames: Sequence[Buffer] = (),
+        learn: Learn | None = None,
+    ) -> DrawnStream:
+        """Send a call that is answered bit by bit; `learn` is called with its last answer as it comes."""
+        queue = self._streams[number] = asyncio.Queue()
+        if learn is not None:
+            self._learn[number] = learn
         self._pipe.send(message, frames)
-        try:
-            while True:
-                answer = await queue.get()
-                if answer is None:
-                    raise HostGoneError("the worker is gone")
-                found = answer[0]
-                if isinstance(found, CallFailed):
-                    raise error_of(found)
-                assert isinstance(found, Drawn)
-                self.raise_unclaimed()
-                yield found
-                if found.finish:
-                    return
-        finally:
-            del self._streams[number]
+        return DrawnStream(queue)
 
     async def drain(self) -> None:
         """Wait until the host has taken most of what was sent."""
@@ -173,23 +195,26 @@ class Connection:
     def _take(self, message: FromHost, frames: Sequence[bytes]) -> None:
         assert not isinstance(message, Begin)
         stream = self._streams.get(message.call)
+        if stream is None or not isinstance(message, Drawn) or message.finish:
+            # The last answer to the call, whoever waits for it or does not any more.
+            self._streams.pop(message.call, None)
+            learn = self._learn.pop(message.call, None)
+            if learn is not None:
+                learn(message, frames)
         if stream is not None:
             stream.put_nowait((message, frames))
         elif isinstance(message, CallFailed):
             self._fail(message.call, error_of(message))
         else:
             future = self._waiting.pop(message.call, None)
-            self._undo.pop(message.call, None)
             if future is not None and not future.done():
                 future.set_result((message, frames))
+            if future is not None:
                 self._claimed.discard(future)
 
     def _fail(self, number: int, error: InferletError) -> None:
         future = self._waiting.pop(number, None)
-        undo = self._undo.pop(number, None)
-        if undo is not None:
-            undo()
-        if future is None:
+        if future is None or future.cancelled():
             self._unclaimed = self._unclaimed or error
         elif not future.done():
             future.set_exception(error)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from pie.inferlet.connection import Connection, u32
-from pie.inferlet.errors import BadCallError
+from pie.inferlet.errors import BadCallError, InferletError
 from pie.inferlet.forward import Floats, ForwardPass
 from pie.inferlet.generation import Generation
 from pie.inferlet.grammars import grammar_of
@@ -134,7 +134,11 @@ class Context:
         await self._render()
         if len(self._pending) > 1:
             ahead, self._pending = self._pending[:-1], self._pending[-1:]
-            await self.pipeline().run(ForwardPass(self.working_set).input(ahead))
+            try:
+                await self.pipeline().run(ForwardPass(self.working_set).input(ahead))
+            except InferletError:
+                self.put_back(ahead)
+                raise
         return self._split(count)
 
     def _split(self, count: int) -> list[Context]:

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from pie.inferlet.connection import u32
 from pie.inferlet.errors import BadCallError
 from pie.inferlet.samplers import Sampler
+from pie.inferlet.slot_steps import SlotStep
 from pie.inferlet.working_set import WorkingSet
 from pie.wire.frames import Buffer
 from pie.wire.programs import PassInput, PassPart, Rows
@@ -154,7 +155,7 @@ class ForwardPass:
         return self
 
     def message(self) -> tuple[PassInput, list[Buffer]]:
-        """Return what is sent, and note what it writes: for `Pipeline`.
+        """Return what is sent: for `Pipeline`.
 
         Raises:
             BadCallError: There is nothing to run, or the mask has another shape.
@@ -188,12 +189,14 @@ class ForwardPass:
             sampling=None if self._sampler is None else self._sampler.declared(),
             draw=self._drawn,
         )
-        self.working_set.wrote(len(self._tokens), self._write)
         return one, frames
+
+    def begin(self) -> SlotStep:
+        """Note what it writes: for `Pipeline`."""
+        return self.working_set.write(len(self._tokens), self._write)
 
     def result(self, part: PassPart, frames: list[bytes]) -> PassResult:
         """Take what was sent back from the front of `frames`: for `Pipeline`."""
-        self.working_set.learned(part)
 
         def floats(shape: tuple[int, ...] | None) -> Floats | None:
             if shape is None:

@@ -6,18 +6,21 @@ cover what comes before and after it (`pie.inferlet.context`).
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator
-from typing import TYPE_CHECKING
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine, Generator
+from typing import TYPE_CHECKING, TypeVar
 
 from pie.inferlet.connection import u32
-from pie.inferlet.errors import BadCallError
+from pie.inferlet.errors import BadCallError, InferletError
 from pie.inferlet.forward import ForwardPass
 from pie.inferlet.samplers import LogitFunction, Sampler
 from pie.wire.messages import Grammar
-from pie.wire.programs import CancelCall, Drawn, GenerateTokens
+from pie.wire.programs import CancelCall, GenerateTokens
 
 if TYPE_CHECKING:
     from pie.inferlet.context import Context
+
+_T = TypeVar("_T")
 
 
 class Generation:
@@ -47,6 +50,8 @@ class Generation:
         self._stop = stop
         self._ignore_eos = ignore_eos
         self._grammar = grammar
+        self._has_failed = False
+        self._cancelled: asyncio.CancelledError | None = None
 
     def __await__(self) -> Generator[object, None, str]:
         """Wait for all of it and return the text."""
@@ -56,13 +61,14 @@ class Generation:
         """Yield pieces of text as they come; none ends inside a character or a stop text.
 
         Who stops before the end uses `contextlib.aclosing`: what was generated until then is part of the
-        conversation.
+        conversation. So it is where the wait is cancelled, by `asyncio.timeout` say, after a token more; where it
+        fails, what was added before is still there to be generated from, and nothing else has changed.
         """
+        if self._grammar is not None and not isinstance(self._sampler, Sampler):
+            raise BadCallError("what an answer must match goes with a Sampler, not with a function")
         tokens = await self._context.take_tokens()
         if not tokens:
             raise BadCallError("there is nothing to go on from: add a turn or fill(tokens) first")
-        if self._grammar is not None and not isinstance(self._sampler, Sampler):
-            raise BadCallError("what an answer must match goes with a Sampler, not with a function")
         if isinstance(self._sampler, Sampler):
             pieces = self._by_engine(tokens, self._sampler)
         else:
@@ -73,7 +79,7 @@ class Generation:
                     yield piece
         finally:
             await pieces.aclose()
-            if self.tokens:
+            if self.tokens and not self._has_failed:
                 is_over = self.finish == "stop"
                 self._context.generated(self.tokens, self.text, is_over=is_over)
             else:
@@ -96,47 +102,81 @@ class Generation:
             ignore_eos=self._ignore_eos,
             grammar=self._grammar,
         )
-        stream = connection.stream(call, message, [u32(tokens)])
+        step = one.generate()
+        stream = connection.stream(
+            call, message, [u32(tokens)], lambda end, _: one.generated(step, end)
+        )
 
-        def take(drawn: Drawn) -> None:
+        async def take() -> str:
+            try:
+                drawn = await stream.next()
+            except InferletError:
+                # Nothing was changed by it: its tokens are no part of the conversation.
+                self._has_failed = True
+                raise
             self.tokens += drawn.tokens
             self.text += drawn.text
             self.finish = drawn.finish
-            if drawn.finish:
-                one.extended(drawn.length, drawn.pages, drawn.cached_tokens)
+            return drawn.text
+
+        async def take_rest() -> None:
+            while not self.finish:
+                await take()
 
         try:
-            async for drawn in stream:
-                take(drawn)
-                yield drawn.text
+            while not self.finish:
+                piece = await take()
+                connection.raise_unclaimed()
+                yield piece
         finally:
-            if not self.finish:
+            if not (self.finish or self._has_failed):
                 connection.tell(CancelCall(connection.next_call(), call))
                 # The engine may be some tokens ahead of who stopped it.
-                async for drawn in stream:
-                    take(drawn)
+                await self._to_its_end(take_rest())
+                self._raise_if_cancelled()
 
     async def _by_function(
         self, tokens: list[int], choose: LogitFunction
     ) -> AsyncGenerator[str, None]:
         pipe, one, eos = self._context.pipeline(), self._context.working_set, self._context.eos
         while not self.finish:
-            result = await pipe.run(ForwardPass(one).input(tokens).logits("last"))
+            fed = ForwardPass(one).input(tokens).logits("last")
+            result = await self._to_its_end(pipe.run(fed))
             assert result.logits is not None
             token = int(choose(result.logits[0]))
             tokens = [token]
             self.tokens.append(token)
             if token in eos and not self._ignore_eos:
                 self.finish = "stop"
+                self._raise_if_cancelled()
                 return
             # Decoded anew, because a character may take several tokens.
-            text = await self._context.decode(self.tokens)
+            text = await self._to_its_end(self._context.decode(self.tokens))
             ends = [at for at in map(text.find, self._stop) if at >= 0]
+            piece = ""
             if ends:
                 text, self.finish = text[: min(ends)], "stop"
             elif len(self.tokens) >= self._max_tokens:
                 self.finish = "length"
-            elif text.endswith("\ufffd"):
-                continue
-            piece, self.text = text[len(self.text) :], text
+            if self.finish or not text.endswith("\ufffd"):
+                piece, self.text = text[len(self.text) :], text
+            self._raise_if_cancelled()
             yield piece
+
+    async def _to_its_end(self, work: Coroutine[object, object, _T]) -> _T:
+        """Wait for what the engine does in any case; `_raise_if_cancelled` tells of a cancellation meanwhile.
+
+        What it did would be no part of the conversation otherwise, and of the working set it is.
+        """
+        task = asyncio.get_running_loop().create_task(work)
+        while not task.done():
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError as error:
+                self._cancelled = error
+        return task.result()
+
+    def _raise_if_cancelled(self) -> None:
+        cancelled, self._cancelled = self._cancelled, None
+        if cancelled is not None:
+            raise cancelled

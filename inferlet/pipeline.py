@@ -28,7 +28,6 @@ class Pipeline:
             BadCallError: One of them cannot be meant.
         """
         inputs, frames = [], list[Buffer]()
-        backs = [one.working_set.undo() for one in passes]
         for one in passes:
             message, more = one.message()
             inputs.append(message)
@@ -40,11 +39,14 @@ class Pipeline:
             left = list(got)
             return [one.result(part, left) for one, part in zip(passes, message.parts, strict=True)]
 
-        def undo() -> None:
-            for back in backs:
-                back()
+        def learn(message: FromHost, _: Sequence[bytes]) -> None:
+            parts = message.parts if isinstance(message, PassDone) else [None] * len(passes)
+            for one, step, part in zip(passes, steps, parts, strict=True):
+                one.working_set.ran(step, part)
 
-        return self._connection.call(call, RunPass(call, tuple(inputs)), take, frames, undo)
+        # All of them can be meant, so the call is made.
+        steps = [one.begin() for one in passes]
+        return self._connection.call(call, RunPass(call, tuple(inputs)), take, frames, learn)
 
     @overload
     async def run(self, one: ForwardPass, /) -> PassResult: ...

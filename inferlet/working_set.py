@@ -6,17 +6,19 @@ Covers which slots there are, dropping, gathering, sealing and forking. Does not
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pie.inferlet.connection import Connection, Pending, u32
+from pie.inferlet.slot_steps import Change, Slots, SlotStep, SlotSteps
+from pie.wire.frames import Buffer
 from pie.wire.programs import (
     CloseSet,
     CompactSet,
+    Drawn,
     DropSlots,
     ForkSet,
     FromHost,
@@ -27,8 +29,7 @@ from pie.wire.programs import (
     SetState,
 )
 
-Slots = Iterable[int] | NDArray[np.integer[Any]]
-"""Numbers of slots."""
+SlotNumbers = Iterable[int] | NDArray[np.integer[Any]]
 
 
 class WorkingSet:
@@ -41,8 +42,7 @@ class WorkingSet:
     def __init__(self, connection: Connection, number: int | None = None) -> None:
         self._connection = connection
         self.number = connection.next_set() if number is None else number
-        self._live = np.empty(0, np.int64)
-        self._length = 0
+        self._slots = SlotSteps(Slots())
         self._pages = 0
         self._cached_tokens = 0
         if number is None:
@@ -50,13 +50,16 @@ class WorkingSet:
 
     @property
     def length(self) -> int:
-        """The next slot's number: all tokens that were run so far, dropped ones included."""
-        return self._length
+        """The next slot's number: all tokens that were run so far, dropped ones and passes under way included.
+
+        Passes under way count as if they go well; a call that fails takes back what it would have done.
+        """
+        return self._slots.ahead.length
 
     @property
     def slots(self) -> NDArray[np.int64]:
         """The live slots in order, those of passes under way included."""
-        return self._live.copy()
+        return self._slots.ahead.live.copy()
 
     @property
     def pages(self) -> int:
@@ -67,7 +70,7 @@ class WorkingSet:
         """Return how many tokens were not computed, because their pages were there already."""
         return self._cached_tokens
 
-    def drop(self, slots: Slots) -> Pending[None]:
+    def drop(self, slots: SlotNumbers) -> Pending[None]:
         """Take slots out of every later pass. A page whose slots are all dropped is free at once.
 
         From then on the set's new pages are its own: forks share them, other requests do not find them.
@@ -75,11 +78,13 @@ class WorkingSet:
         Raises:
             NeverWrittenError: One of them was never written.
         """
-        gone, undo = _numbers(slots), self.undo()
-        self._live = self._live[~np.isin(self._live, gone)]
-        call = self._connection.next_call()
-        message = DropSlots(call, self.number)
-        return self._connection.call(call, message, self._take, [u32(gone)], undo)
+        gone = _numbers(slots)
+
+        def change(before: Slots) -> Slots:
+            return Slots(before.live[~np.isin(before.live, gone)], before.length)
+
+        message = DropSlots(self._connection.next_call(), self.number)
+        return self._call(message, change, [u32(gone)])
 
     def compact(self) -> Pending[None]:
         """Gather the live slots into as few pages as they need; slots and positions stay.
@@ -90,13 +95,11 @@ class WorkingSet:
         Raises:
             OutOfPagesError: There is no room for the copy.
         """
-        call = self._connection.next_call()
-        return self._connection.call(call, CompactSet(call, self.number), self._take)
+        return self._call(CompactSet(self._connection.next_call(), self.number))
 
     def seal(self) -> Pending[None]:
         """Freeze the writable buffer as it is: forks share it too, and the next token begins a page."""
-        call = self._connection.next_call()
-        return self._connection.call(call, SealSet(call, self.number), self._take)
+        return self._call(SealSet(self._connection.next_call(), self.number))
 
     def park(self) -> Pending[None]:
         """Let the pages wait in host memory while the program does something else.
@@ -107,8 +110,7 @@ class WorkingSet:
         Raises:
             OutOfPagesError: There is no room for them in host memory.
         """
-        call = self._connection.next_call()
-        return self._connection.call(call, ParkSet(call, self.number), self._take)
+        return self._call(ParkSet(self._connection.next_call(), self.number))
 
     def fork(self, pipe: object = None) -> WorkingSet:  # noqa: ARG002
         """Return a set that goes on from here by itself.
@@ -125,51 +127,77 @@ class WorkingSet:
         connection = self._connection
         made = []
         for _ in range(count):
-            twin = copy.copy(self)
-            twin.number = connection.next_set()
+            twin = WorkingSet(connection, connection.next_set())
+            twin._pages, twin._cached_tokens = self._pages, self._cached_tokens
             made.append(twin)
-        call = connection.next_call()
-        message = ForkSet(call, self.number, tuple(one.number for one in made))
-        connection.call(call, message, self._take)
+        message = ForkSet(connection.next_call(), self.number, tuple(one.number for one in made))
+        self._call(message, made=made)
         return made
 
     def close(self) -> None:
         """Let go of all its pages."""
         self._connection.tell(CloseSet(self._connection.next_call(), self.number))
-        self._live, self._length, self._pages = self._live[:0], 0, 0
+        self._slots.close()
+        self._pages = 0
 
-    def undo(self) -> Callable[[], None]:
-        """Return what takes it back to where it is now: for calls that fail."""
-        live, length = self._live, self._length
+    def write(self, tokens: int, first: int | None = None) -> SlotStep:
+        """Note that a pass writes slots, from `first` on: for `Pipeline`."""
 
-        def back() -> None:
-            self._live, self._length = live, length
+        def change(before: Slots) -> Slots:
+            return before.written(first, (before.length if first is None else first) + tokens)
 
-        return back
+        return self._slots.begin(change)
 
-    def wrote(self, tokens: int, first: int | None = None) -> None:
-        """Note that a pass writes slots: for `ForwardPass`."""
-        if first is not None and first < self._length:
-            self._live = self._live[self._live < first]
-            self._length = first
-        end = self._length + tokens
-        self._live = np.concatenate([self._live, np.arange(self._length, end)])
-        self._length = end
-
-    def learned(self, part: PassPart) -> None:
-        """Note what a pass told: for `ForwardPass`."""
+    def ran(self, step: SlotStep, part: PassPart | None) -> None:
+        """Note what a pass told, None where it failed: for `Pipeline`."""
+        if part is None:
+            self._slots.failed(step)
+            return
+        self._slots.done(step, lambda before: before.written(part.first_slot, part.length))
         self._pages, self._cached_tokens = part.pages, part.cached_tokens
 
-    def extended(self, length: int, pages: int, cached_tokens: int) -> None:
-        """Note how far the engine went on by itself: for `Context.generate`."""
-        self.wrote(length - self._length)
-        self._pages, self._cached_tokens = pages, cached_tokens
+    def generate(self) -> SlotStep:
+        """Note that the engine goes on by itself, nobody knows how far: for `Context.generate`."""
+        return self._slots.begin(lambda before: before)
 
-    def _take(self, message: FromHost, frames: Sequence[bytes]) -> None:  # noqa: ARG002
-        assert isinstance(message, SetState)
-        self._pages, self._cached_tokens = message.pages, message.cached_tokens
+    def generated(self, step: SlotStep, end: FromHost) -> None:
+        """Note how far it went: for `Context.generate`."""
+        if isinstance(end, Drawn):
+            self._slots.done(step, lambda before: before.written(None, end.length))
+            self._pages, self._cached_tokens = end.pages, end.cached_tokens
+        else:
+            self._slots.failed(step)
+
+    def _call(
+        self,
+        message: DropSlots | CompactSet | SealSet | ParkSet | ForkSet,
+        change: Change = lambda before: before,
+        frames: Sequence[Buffer] = (),
+        made: Sequence[WorkingSet] = (),
+    ) -> Pending[None]:
+        """Make a call that is answered by the set's state, which those that it makes begin with."""
+        steps = [(self._slots, self._slots.begin(change))]
+        ahead = self._slots.ahead
+        steps += [(one._slots, one._slots.begin(lambda _: ahead)) for one in made]  # noqa: SLF001
+
+        def learn(answer: FromHost, got: Sequence[bytes]) -> None:
+            if not isinstance(answer, SetState):
+                for slots, step in steps:
+                    slots.failed(step)
+                return
+            live = np.frombuffer(got[0], "<u4").astype(np.int64)
+            found = Slots(live, answer.length)
+            for slots, step in steps:
+                slots.done(step, lambda _: found)
+            self._pages, self._cached_tokens = answer.pages, answer.cached_tokens
+
+        return self._connection.call(message.call, message, _nothing, frames, learn)
 
 
-def _numbers(slots: Slots) -> NDArray[np.int64]:
+def _nothing(_message: FromHost, _frames: Sequence[bytes]) -> None:
+    """Take an answer that was learned from as it came."""
+
+
+def _numbers(slots: SlotNumbers) -> NDArray[np.int64]:
     array = slots if isinstance(slots, np.ndarray) else np.array(list(slots), np.int64)
     return array.astype(np.int64).reshape(-1)
