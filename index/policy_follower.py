@@ -4,13 +4,16 @@ Covers noticing a new version in Redis and saying which one the place runs. Does
 with a version (`pie.policies.versions`, and whoever owns them).
 
 A place asks every half second: a version is everywhere within a second, and what was missed while
-Redis was away is seen when it is back.
+Redis was away is seen when it is back. A version is its number and its text: in a Redis that was emptied numbers begin
+again. Such a Redis is told the latest version that a place knows of.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import cast
 
@@ -20,6 +23,7 @@ from pie.index.client import asking, look_anew, make_async_client
 from pie.index.errors import PageIndexError
 from pie.index.orders import read_table
 from pie.index.policy_store import (
+    RESTORE,
     TELL,
     PlacePolicies,
     PolicyKeys,
@@ -38,8 +42,11 @@ _EVERY_S = 0.5
 _TAKE_S = 30.0
 """Longest that taking a version on may last: a user's module may be slow to import."""
 
+_AGAIN_S = 30.0
+"""How soon a version is tried again that failed for a reason of the place, not of its own."""
+
 Take = Callable[[int, PolicyVersion], Awaitable[str]]
-"""Takes a version on; returns why it cannot be, or nothing."""
+"""Takes a version on; returns why it cannot be, or nothing. What it raises is no fault of the version."""
 
 
 class PolicyFollower:
@@ -69,6 +76,9 @@ class PolicyFollower:
         self._take = take
         self._trouble = Trouble(log)
         self._seen = 0
+        """The number of the latest version that was seen, taken on or not."""
+        self._seen_raw = b""
+        self._again_at_s: float | None = None
         self._on_copies = on_copies
         self._copies: bytes | str = b""
         self._task: asyncio.Task[None] | None = None
@@ -96,8 +106,10 @@ class PolicyFollower:
 
     async def _look(self) -> None:
         try:
-            number = await self._ask()
-            if number and number != self._seen:
+            number, digest = await self._ask()
+            if number < self._seen and await self._restore(number):
+                return
+            if number and (self._is_other(number, digest) or self._is_due()):
                 await self._change(number)
                 await self._ask()
         except PageIndexError as error:
@@ -108,31 +120,65 @@ class PolicyFollower:
         else:
             self._trouble.ends("policies in Redis are followed again")
 
-    async def _ask(self) -> int:
-        """Say what this place runs; return the number of the version in force, 0 for none."""
-        keys = [self._keys.places, self._keys.count, self._keys.copies, self._keys.refused]
+    def _is_other(self, number: int, digest: bytes) -> bool:
+        seen = hashlib.sha1(self._seen_raw, usedforsecurity=False).hexdigest().encode()
+        return (number, digest) != (self._seen, seen)
+
+    def _is_due(self) -> bool:
+        return self._again_at_s is not None and time.monotonic() >= self._again_at_s
+
+    async def _ask(self) -> tuple[int, bytes]:
+        """Say what this place runs; return the number of the version in force, 0 for none, and its SHA-1."""
+        names = self._keys
+        keys = [names.places, names.count, names.copies, names.refused, names.versions]
         state = msgspec.json.encode(self.state)
         async with asking(self._settings.request_timeout_s):
-            told = await self._client.eval(TELL, 4, *keys, self._place, state)
-        number, copies, refused = cast(list[bytes], told)
+            told = await self._client.eval(TELL, len(keys), *keys, self._place, state)
+        number, copies, refused, digest = cast(list[bytes], told)
         self.refused_edit = read_refused(refused)
         if copies != self._copies:
             self._copies = copies
             self._on_copies(read_table(copies or None).by_key())
-        return int(number)
+        return int(number), digest
+
+    async def _raw(self, number: int) -> bytes | None:
+        async with asking(self._settings.request_timeout_s):
+            return cast(bytes | None, await self._client.hget(self._keys.versions, str(number)))
+
+    async def _restore(self, number: int) -> bool:
+        """Tell a Redis that has lost versions the latest one, unless one was applied since; say whether."""
+        raw = await self._raw(number) if number else None
+        if raw is not None:
+            applied = read_version(raw).applied_unix_s
+            if applied > read_version(self._seen_raw).applied_unix_s:
+                return False
+        async with asking(self._settings.request_timeout_s):
+            is_restored = await self._client.eval(
+                RESTORE,
+                2,
+                self._keys.count,
+                self._keys.versions,
+                str(number),
+                str(self._seen),
+                self._seen_raw,
+            )
+        if is_restored:
+            log.warning("Redis has lost version %d of the policies, and was told it", self._seen)
+        return True
 
     async def _change(self, number: int) -> None:
-        async with asking(self._settings.request_timeout_s):
-            raw = await self._client.hget(self._keys.versions, str(number))
+        raw = await self._raw(number)
         if raw is None:
             return
-        self._seen = number
-        reason = "it took too long"
+        self._seen, self._seen_raw, self._again_at_s = number, raw, None
         try:
             async with asyncio.timeout(_TAKE_S):
                 reason = await self._take(number, read_version(raw))
-        except TimeoutError:
+        except Exception as error:
             log.exception("version %d of the policies", number)
+            is_late = isinstance(error, TimeoutError)
+            reason = "it took too long" if is_late else f"{type(error).__name__}: {error}"
+            self._again_at_s = time.monotonic() + _AGAIN_S
         if reason:
             log.warning("version %d of the policies is not taken on: %s", number, reason)
             self.state = msgspec.structs.replace(self.state, refused=number, reason=reason)

@@ -37,10 +37,21 @@ return number
 _NOW = "return redis.call('TIME')[1]"
 TELL = """
 redis.call('HSET', KEYS[1], ARGV[1], redis.call('TIME')[1] .. ' ' .. ARGV[2])
-return {redis.call('GET', KEYS[2]) or '0', redis.call('GET', KEYS[3]) or '', redis.call('GET', KEYS[4]) or ''}
+local number = redis.call('GET', KEYS[2]) or '0'
+local version = redis.call('HGET', KEYS[5], number) or ''
+return {number, redis.call('GET', KEYS[3]) or '', redis.call('GET', KEYS[4]) or '', redis.sha1hex(version)}
 """
-"""Say what a place runs; return the number of the version in force, the table of copies, and the edit that
-was refused."""
+"""Say what a place runs; return the number of the version in force, the table of copies, the edit that was refused,
+and the version's SHA-1."""
+RESTORE = """
+if (redis.call('GET', KEYS[1]) or '0') ~= ARGV[1] then
+  return 0
+end
+redis.call('SET', KEYS[1], ARGV[2])
+redis.call('HSET', KEYS[2], ARGV[2], ARGV[3])
+return 1
+"""
+"""Put a version in force again that Redis has lost, unless its number is another one by now."""
 
 
 class PolicyVersion(msgspec.Struct, frozen=True):

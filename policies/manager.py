@@ -31,6 +31,7 @@ from pie.page.key import PageKey
 from pie.page.key_table import Keys
 from pie.policies.aside import AsidePolicy
 from pie.policies.containing import is_own
+from pie.policies.hand_over import HandOver
 from pie.policies.lru import LruRetention
 from pie.policies.page_rows import NO_ROW, PageRows, Row
 from pie.policies.prefixes import NO_PREFIXES
@@ -278,16 +279,18 @@ class RetentionManager:
             self._pinned_bytes -= self._rows.sizes[row]
             self._builtin.row_unpinned(row)
 
-    def begin_replace(self, policy: RetentionPolicy | None) -> list[HeldPage]:
-        """Begin to hand all pages to another policy; return them, those unused for longest in front.
+    def begin_replace(self, policy: RetentionPolicy | None) -> HandOver:
+        """Begin to hand all pages to another policy; return them.
 
-        Each is then to be given to `move_over`, some at a time; this policy answers until
+        Once put in order, each is to be given to `move_over`, some at a time; this policy answers until
         `end_replace`. What comes, goes or is used meanwhile is told to both.
         """
         self._next = RetentionManager(policy, name=self._name)
-        rows = self._rows
-        in_order = sorted(rows, key=self._builtin.stamps.__getitem__)
-        return [(rows.key(row), rows.part(row)) for row in in_order]
+        return HandOver(self._rows, self._builtin.stamps)
+
+    def abandon_replace(self) -> None:
+        """Go on with this policy: nobody takes over."""
+        self._next = None
 
     @property
     def next_sees_pages(self) -> bool:

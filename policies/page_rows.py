@@ -64,6 +64,10 @@ class PageRows:
         row = self._table.find(key, part)
         return NO_ROW if row >= 0 and self._parents[row] == _NOT_HELD else row
 
+    def is_held(self, row: Row) -> bool:
+        """Say whether a row is a held page's."""
+        return self._parents[row] != _NOT_HELD
+
     def key(self, row: Row) -> PageKey:
         """Return a page's key."""
         return self._table.key(row)

@@ -18,6 +18,7 @@ from pie.page.columns import PageMasks, tier_masks
 from pie.page.events import PageEntry
 from pie.page.format import PageHeader
 from pie.page.lookup import LookupStatus
+from pie.policies.hand_over import HandOver
 from pie.policies.manager import RetentionManager
 from pie.policies.retention import PageView, RetentionPolicy
 from pie.pool.tier import PageId, Tier, entry_of, id_of, view_of
@@ -99,23 +100,34 @@ class Shelf:
 
     def replace_policy(self, policy: RetentionPolicy) -> None:
         """Let another policy choose victims: it is handed the pages, some at a time, the oldest first."""
-        manager, kind = self.manager, self.tier.kind
         with self._lock:
-            pages = manager.begin_replace(policy)
+            pages = self.manager.begin_replace(policy)
+        try:
+            self._hand_over(pages)
+        except BaseException:
+            with self._lock:
+                self.manager.abandon_replace()
+            raise
+
+    def _hand_over(self, pages: HandOver) -> None:
+        manager, kind = self.manager, self.tier.kind
+        pages.put_in_order()
         headers = {}
         if manager.next_sees_pages:
             headers = {id_of(header): header for header in self.tier.pages()}
-        for start in range(0, len(pages), _HANDED_AT_ONCE):
+        while True:
             with self._lock:
-                for page in pages[start : start + _HANDED_AT_ONCE]:
+                some = pages.take(_HANDED_AT_ONCE)
+                for page in some:
                     header = headers.get(PageId(*page))
                     entry = manager.entry(*page, kind)
                     if header is not None:
                         manager.move_over(view_of(header, self.tier), self._clock())
                     elif entry is not None:
                         manager.move_over(_view(entry), self._clock())
-        with self._lock:
-            manager.end_replace()
+                if not some:
+                    manager.end_replace()
+                    return
 
     def reconcile(self) -> None:
         """Forget what the tier has lost by itself, and take on what it has found since."""

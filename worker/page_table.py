@@ -20,15 +20,15 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from pie.page.events import Part, Tier
 from pie.page.key import PageKey, RootKey
+from pie.policies.hand_over import HandOver
 from pie.policies.manager import RetentionManager
 from pie.policies.retention import NO_ROOT, PageView, RetentionPolicy
-from pie.policies.victims import HeldPage
 from pie.worker.batch import PageSlot
 from pie.worker.free_pages import FreePages
 
@@ -141,7 +141,7 @@ class PageTable:
     _idle: int = field(init=False, default=0)
     _changes: list[Change] = field(init=False, default_factory=list)
     _opaque: list[PageKey] = field(init=False, default_factory=list)
-    _to_move: Iterator[HeldPage] = field(init=False, default_factory=lambda: iter(()))
+    _handed_over: HandOver | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self._pages = [_Page() for _ in range(self.total)]
@@ -276,20 +276,30 @@ class PageTable:
                 self._idle += 1
                 self.retention.unpin(frozen.key, self.part)
 
-    def begin_replace(self, policy: RetentionPolicy) -> None:
-        """Begin to let another policy choose victims; `move_over` goes on with it."""
-        self._to_move = iter(self.retention.begin_replace(policy))
+    def begin_replace(self, policy: RetentionPolicy) -> HandOver:
+        """Begin to let another policy choose victims; `move_over` goes on with it.
+
+        Returns:
+            The pages, to be put in order first, on any thread.
+        """
+        self._handed_over = self.retention.begin_replace(policy)
+        return self._handed_over
+
+    def abandon_replace(self) -> None:
+        """Let the policy that chooses victims go on doing so."""
+        self._handed_over = None
+        self.retention.abandon_replace()
 
     def move_over(self, most: int, now_s: float) -> bool:
         """Hand some pages to the policy that takes over; say whether it answers now."""
-        moved = 0
-        for key, _ in self._to_move:
-            slot = self._by_key.get(key)
-            if slot is not None:
-                self.retention.move_over(self._view(self._frozen(slot)), now_s)
-                moved += 1
-                if moved >= most:
-                    return False
+        assert self._handed_over is not None, "nobody takes over"
+        if pages := self._handed_over.take(most):
+            for key, _ in pages:
+                slot = self._by_key.get(key)
+                if slot is not None:
+                    self.retention.move_over(self._view(self._frozen(slot)), now_s)
+            return False
+        self._handed_over = None
         self.retention.end_replace()
         return True
 

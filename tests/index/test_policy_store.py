@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 
+import msgspec
 import pytest
+import redis
 
+from pie.index import policy_follower
 from pie.index.policy_follower import PolicyFollower
-from pie.index.policy_store import PlacePolicies, PolicyStore, PolicyVersion
+from pie.index.policy_store import PlacePolicies, PolicyKeys, PolicyStore, PolicyVersion
 from pie.index.settings import IndexSettings
 from tests.support.redis_server import index_settings, redis_server, redis_url
 
@@ -29,10 +33,12 @@ class Follower:
 
     def __init__(self, index: IndexSettings, place: str) -> None:
         self.taken: list[tuple[int, str | None]] = []
+        self.tried = 0
         self.follower = PolicyFollower(index.url, place, self._take, settings=index)
 
     async def _take(self, number: int, version: PolicyVersion) -> str:
-        if version.text == "raise":
+        self.tried += 1
+        if version.text == "raise" or (version.text == "fails twice" and self.tried < 3):
             raise RuntimeError("a bug")
         if version.text == "bad":
             return "it is bad"
@@ -107,3 +113,68 @@ async def test_what_a_place_does_not_take_is_told_and_leaves_it_as_it_was(
     store.apply("good again", "")
     await until(lambda: one.follower.state == PlacePolicies(4))
     assert one.taken == [(1, "good"), (4, "good again")]
+
+
+async def test_what_fails_for_a_reason_of_the_place_is_told_and_tried_again(
+    store: PolicyStore, follow: Callable[[str], Follower], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy_follower, "_AGAIN_S", 0.1)
+    one = follow("w0")
+    await one.follower.start()
+    store.apply("fails twice", "")
+    await until(lambda: one.follower.state == PlacePolicies(0, 1, "RuntimeError: a bug"))
+    await until(lambda: one.follower.state == PlacePolicies(1))
+    assert one.taken == [(1, "fails twice")]
+    store.apply("bad", "")
+    await until(lambda: one.follower.state.refused == 2)
+    assert not one.follower._is_due(), "a version that is not acceptable is not asked again"
+
+
+def lose(index: IndexSettings, number: int, version: PolicyVersion | None) -> None:
+    """Let Redis have one version and no other, or none, as if it had begun anew."""
+    keys = PolicyKeys(index.key_prefix)
+    with redis.Redis.from_url(index.url) as client, client.pipeline(transaction=True) as steps:
+        steps.delete(keys.count, keys.versions)
+        if version is not None:
+            steps.set(keys.count, number)
+            steps.hset(keys.versions, str(number), msgspec.json.encode(version))
+        steps.execute()
+
+
+async def test_a_redis_that_lost_its_versions_is_told_the_latest(
+    store: PolicyStore, index_settings: IndexSettings, follow: Callable[[str], Follower]
+) -> None:
+    one, other = follow("w0"), follow("w1")
+    await one.follower.start()
+    store.apply("first", "")
+    store.apply("second", "")
+    await until(lambda: one.follower.state.version == 2)
+    before = store.version(2)
+    lose(index_settings, 0, None)
+    await until(lambda: store.current() == 2)
+    assert store.version(2) == before
+    await other.follower.start()
+    assert other.taken == [(2, "second")], "one that starts afterwards runs what the others do"
+    lose(index_settings, 1, PolicyVersion("first", 1.0))
+    await until(lambda: store.current() == 2)
+    assert store.apply("third", "") == 3
+    await until(lambda: one.taken[-1] == other.taken[-1] == (3, "third"))
+    assert [number for number, _ in one.taken] == sorted({number for number, _ in one.taken})
+
+
+@pytest.mark.parametrize("number", [1, 2])
+async def test_what_is_applied_to_an_emptied_redis_is_new_whatever_its_number(
+    store: PolicyStore,
+    index_settings: IndexSettings,
+    follow: Callable[[str], Follower],
+    number: int,
+) -> None:
+    one = follow("w0")
+    await one.follower.start()
+    for at in range(number):
+        store.apply(f"old {at}", "")
+    await until(lambda: one.follower.state.version == number)
+    lose(index_settings, 1, PolicyVersion("new", time.time() + 1))
+    await until(lambda: one.taken[-1] == (1, "new"))
+    await until(lambda: store.places()["w0"] == PlacePolicies(1))
+    assert store.current() == 1

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from pie.page.events import Part, Tier
 from pie.page.key import PageKey, RootKey, page_keys, tenant_root
 from pie.policies.adaptive import AdaptiveRetention
+from pie.policies.hand_over import HandOver
 from pie.policies.lru import LruRetention
 from pie.policies.manager import RetentionManager
 from pie.policies.prefixes import NamedPrefix, Prefixes
@@ -268,7 +269,9 @@ def test_a_policy_takes_over_pages_pins_uses_and_times() -> None:
         Rule(Selector(hits=1), "pin", Pin()),
     )
     order = manager.begin_replace(Ruled(AdaptiveRetention(), rules))
-    assert [number(one) for one in order] == [0, 1, 3, 2]
+    order.put_in_order()
+    assert [number(one) for one in order.take(3) + order.take(3)] == [0, 1, 3, 2]
+    assert order.take(3) == []
     for one in (0, 1, 3):
         manager.move_over(page(one, session="s" if one == 0 else ""), 6.0)
         manager.check()
@@ -374,7 +377,7 @@ class RulesAgainstAModel(RuleBasedStateMachine):
         self.now_s = 0.0
         self.parents: dict[int, int | None] = {}
         self.views: dict[int, PageView] = {}
-        self.to_move: list[int] | None = None
+        self.to_move: HandOver | None = None
 
     @initialize(is_adaptive=st.booleans())
     def begin(self, is_adaptive: bool) -> None:
@@ -422,19 +425,24 @@ class RulesAgainstAModel(RuleBasedStateMachine):
     @rule(is_adaptive=st.booleans())
     def begin_handover(self, is_adaptive: bool) -> None:
         policy = AdaptiveRetention() if is_adaptive else LruRetention()
-        pages = self.manager.begin_replace(Ruled(policy, self.ruling))
-        self.to_move = [number(one) for one in pages]
+        self.to_move = self.manager.begin_replace(Ruled(policy, self.ruling))
+        self.to_move.put_in_order()
 
     @rule(count=st.integers(1, 9))
     def hand_over(self, count: int) -> None:
         if self.to_move is None:
             return
-        for at in self.to_move[:count]:
-            if at in self.views:
-                self.manager.move_over(self.views[at], self.now_s)
-        self.to_move = self.to_move[count:]
-        if not self.to_move:
+        some = [number(one) for one in self.to_move.take(count)]
+        for at in some:
+            self.manager.move_over(self.views[at], self.now_s)
+        if not some:
             self.manager.end_replace()
+            self.to_move = None
+
+    @rule()
+    def abandon(self) -> None:
+        if self.to_move is not None:
+            self.manager.abandon_replace()
             self.to_move = None
 
     @rule(count=st.integers(1, 9))

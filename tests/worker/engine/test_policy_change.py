@@ -1,0 +1,87 @@
+"""A worker's policies change whole or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pie.index.policy_store import PolicyVersion
+from pie.policies.policy_set import PolicySet
+from pie.policies.versions import PolicyVersions
+from pie.tokens.tokenizer import Tokenizer
+from pie.worker.engine_thread import EngineThread
+from pie.worker.policy_change import PolicyChange
+from tests.worker.engine.driver import Driver
+from tests.worker.engine.test_generation import Scripted
+from tests.worker.engine.test_page_table import hold, make_table
+
+MODULE = """
+from pie.policies.lru import LruRetention
+
+class Fails(LruRetention):
+    made = 0
+
+    def __init__(self):
+        super().__init__()
+        Fails.made += 1
+        if Fails.made == 2:
+            raise RuntimeError("no second one")
+"""
+
+
+@pytest.fixture
+def thread(tokenizer: Tokenizer) -> Iterator[EngineThread]:
+    """The thread of an engine that has nothing to run."""
+    died: list[BaseException] = []
+    driver = Driver(Scripted([]), tokenizer, pages=4, page_tokens=4)
+    thread = EngineThread(driver.engine, lambda _: None, died.append)
+    thread.start()
+    yield thread
+    assert thread.stop(10)
+    assert not died
+
+
+async def test_a_version_that_fails_at_the_second_table_leaves_none_changed(
+    thread: EngineThread, tmp_path: Path
+) -> None:
+    (tmp_path / "fails_at_second.py").write_text(MODULE)
+    tables = [make_table(), make_table()]
+    for table in tables:
+        hold(table, 1, 2, 3)
+    change = PolicyChange(
+        PolicyVersions(PolicySet(folder=tmp_path)), thread, tables, None, lambda _: None
+    )
+    assert await change.take(1, PolicyVersion("worker: {retention: arc}", 0.0)) == ""
+    assert [table.retention.policy_name for table in tables] == ["ArcRetention"] * 2
+    with pytest.raises(RuntimeError, match="no second one"):
+        await change.take(2, PolicyVersion("worker: {retention: 'fails_at_second:Fails'}", 0.0))
+    assert [table.retention.policy_name for table in tables] == ["ArcRetention"] * 2
+    assert await change.take(3, PolicyVersion("worker: {retention: lru}", 0.0)) == ""
+    for table in tables:
+        assert table.retention.policy_name == "LruRetention"
+        assert len(table.retention) == 3
+        table.check()
+
+
+async def test_a_table_whose_pages_are_not_handed_over_keeps_its_policy(
+    thread: EngineThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = make_table()
+    hold(table, 1, 2, 3)
+    change = PolicyChange(PolicyVersions(PolicySet()), thread, [table], None, lambda _: None)
+    moves = table.retention.move_over
+
+    def fail_at_once(*_: object) -> None:
+        monkeypatch.setattr(table.retention, "move_over", moves)
+        raise RuntimeError("in the middle")
+
+    monkeypatch.setattr(table.retention, "move_over", fail_at_once)
+    with pytest.raises(RuntimeError, match="in the middle"):
+        await change.take(1, PolicyVersion("worker: {retention: arc}", 0.0))
+    assert table.retention.policy_name == "LruRetention"
+    assert not table.retention.next_sees_pages
+    assert await change.take(2, PolicyVersion("worker: {retention: arc}", 0.0)) == ""
+    assert table.retention.policy_name == "ArcRetention"
+    table.check()
