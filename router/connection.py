@@ -2,8 +2,8 @@
 
 Covers what comes before a request is known, which uvicorn leaves open: the size of request lines,
 headers and trailers, the time that they and a body that nobody wants take, requests sent ahead, the
-number of connections, and clients that have said all but still listen. Does not cover bodies
-(`pie.router.exchange`) or who may ask (`pie.router.app`).
+number of connections, clients that have said all but still listen, and offers to speak another protocol,
+which are passed over. Does not cover bodies (`pie.router.exchange`) or who may ask (`pie.router.app`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import socket
 from http import HTTPStatus
 from typing import Any
 
+import httptools
 import msgspec
 from uvicorn._types import ASGI3Application
 from uvicorn.config import Config
@@ -37,6 +38,8 @@ client might not see why."""
 _FIRST_LOOK_S = 0.01
 _LOOK_S = 0.25
 """How soon, and then how often, a client that says no more is looked after: has it gone?"""
+_OFFERS = frozenset({b"upgrade", b"http2-settings"})
+"""Headers, and words of `Connection`, by which a client offers another protocol."""
 _NOTHING = b"HTTP/1.1 100 Continue\r\n\r\n"
 """What a client passes over before its answer, whether it asked for it or not (RFC 9110, 15.2)."""
 _NO_EVENT = b"3\r\n:\n\n\r\n"
@@ -106,6 +109,8 @@ class Connection(HttpToolsProtocol):
         """Bytes of a head or trailer whose end has not come."""
         self._head_bytes = 0
         """Bytes of the request line, headers and trailers that are there."""
+        self._offers_upgrade = False
+        """Whether the request that is read comes with an offer, and is to be read again without it."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to listen, if there is room for one more."""
@@ -163,7 +168,8 @@ class Connection(HttpToolsProtocol):
             return
         self._door.idle.pop(self, None)
         self._moved = False
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._feed(data)
         if self._is_over():
             return
         if not self._reading_head:
@@ -179,6 +185,7 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Begin a request."""
         self._head_bytes = 0
+        self._offers_upgrade = False
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -195,6 +202,13 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Let the request in: from here on it is the application's to limit."""
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":
+                raise self._refused(
+                    ApiError(405, "CONNECT is not allowed here.", code="method_not_allowed")
+                )
+            self._offers_upgrade = True
+            return
         if len(self.pipeline) >= _MOST_AHEAD:
             raise self._refused(
                 ApiError(429, "Too many requests were sent ahead.", code="overloaded")
@@ -218,6 +232,8 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Note the end of a request; if it has been answered already, the connection is idle."""
+        if self._offers_upgrade:
+            return
         self._move(reading_head=True)
         self._in_request = False
         super().on_message_complete()
@@ -257,6 +273,36 @@ class Connection(HttpToolsProtocol):
         """Begin to answer a request."""
         self._running = cycle
         super()._start_asgi_task(cycle, app)
+
+    def _feed(self, data: bytes) -> None:
+        """Hand bytes to the parser."""
+        while data:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as offer:
+                # With an offer the parser takes a request for one without a body: what is its body would be read
+                # as the next request, and whoever stands between would give its answer to somebody else.
+                data = self._head_without_offers() + data[offer.args[0] :]
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            except httptools.HttpParserError:
+                self.send_400_response("This is no HTTP request.")
+                return
+            else:
+                return
+
+    def _head_without_offers(self) -> bytes:
+        """Return request line and headers as if the client had offered nothing (RFC 9110, 7.8)."""
+        version = self.parser.get_http_version().encode()
+        lines = [b" ".join((self.parser.get_method(), self.url, b"HTTP/" + version))]
+        for name, value in self.headers:
+            told = value
+            if name == b"connection":
+                words = (word.strip() for word in value.split(b","))
+                told = b", ".join(word for word in words if word.lower() not in _OFFERS)
+            if name not in _OFFERS and (told or not value):
+                lines.append(name + b": " + told)
+        return b"\r\n".join((*lines, b"", b""))
 
     def _is_over(self) -> bool:
         """Whether nothing that comes is looked at any more."""

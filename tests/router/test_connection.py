@@ -187,3 +187,55 @@ async def test_what_is_no_http_is_told_in_the_usual_shape(clients: Clients) -> N
     await client.send(b"\x16\x03\x01 hello\r\n\r\n")
     status, error = await client.answer()
     assert (status, error["type"]) == (400, "invalid_request_error")
+
+
+OFFERS = [
+    b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAAAAIAAAABAAMAAABkAAQ\r\n",
+    b"connection: keep-alive, upgrade\r\nupgrade: websocket\r\n",
+]
+
+
+def _post(offer: bytes, body: bytes, *, chunked: bool = False) -> tuple[bytes, bytes]:
+    """Return head and body of a request that comes with an offer."""
+    head = f"POST {CHAT} HTTP/1.1\r\nauthorization: Bearer secret\r\n".encode() + offer
+    if chunked:
+        parts = b"%x\r\n%b\r\n%x\r\n%b\r\n0\r\n\r\n" % (5, body[:5], len(body) - 5, body[5:])
+        return head + b"transfer-encoding: chunked\r\n\r\n", parts
+    return head + b"content-length: %d\r\n\r\n" % len(body), body
+
+
+async def test_an_offer_of_another_protocol_changes_nothing_about_a_request(
+    clients: Clients,
+) -> None:
+    client = await clients.new()
+    for offer in OFFERS:
+        for chunked in (False, True):
+            head, body = _post(offer, b'{"temperature": "as it is"}', chunked=chunked)
+            for parts in ((head + body + GET,), (head, body + GET)):
+                for part in parts:
+                    client.writer.write(part)
+                    await asyncio.sleep(0.02)
+                status, content = await client.one()
+                assert status == 400
+                assert b"temperature" in content
+                assert (await client.one())[0] == 200
+        client.writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n" + offer + b"\r\n")
+        assert (await client.one())[0] == 200
+        assert await client.get() == 200
+
+
+async def test_a_body_after_an_offer_is_no_request_and_a_tunnel_is_refused(
+    clients: Clients,
+) -> None:
+    client = await clients.new()
+    head, body = _post(b"connection: close, upgrade\r\nupgrade: h2c\r\n", GET)
+    client.writer.write(head)
+    await asyncio.sleep(0.02)
+    await client.send(body)
+    whole = await client.whole()
+    assert whole.count(b"HTTP/1.1 ") == 1
+    assert b" 400 " in whole
+    client = await clients.new()
+    await client.send(b"CONNECT a.example:443 HTTP/1.1\r\nhost: a.example\r\n\r\n" + GET)
+    status, error = await client.answer()
+    assert (status, error["code"]) == (405, "method_not_allowed")
