@@ -1,0 +1,42 @@
+"""A router and its workers find each other in a Redis Cluster as they do in one server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from pie.index.settings import IndexSettings
+from tests.router.conftest import Cluster
+from tests.support.redis_deployments import Servers
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]
+
+
+@pytest.fixture
+async def sharded(
+    tmp_path: Path, chat_folder: Path, redis_cluster: Servers
+) -> AsyncIterator[Cluster]:
+    nodes = ",".join(f"127.0.0.1:{port}" for port in redis_cluster.processes)
+    index = IndexSettings(
+        url=f"redis+cluster://:open@{nodes}", key_prefix="served", ttl_s=2.0, poll_s=0.05
+    )
+    cluster = Cluster(tmp_path, chat_folder, index)
+    yield cluster
+    await cluster.close()
+
+
+async def test_what_one_router_learns_of_pages_another_knows(sharded: Cluster) -> None:
+    for name in ("w0", "w1"):
+        sharded.mock(name)
+    first, second = await sharded.router(2), await sharded.router(2)
+    ask = {"model": "mock", "prompt": "word " * 100, "max_tokens": 2}
+    answer = await sharded.openai(first).completions.with_raw_response.create(**ask)  # type: ignore[call-overload]
+    place = answer.headers["x-pie-worker"]
+    for _ in range(20):
+        again = await sharded.openai(second).completions.with_raw_response.create(**ask)  # type: ignore[call-overload]
+        assert again.headers["x-pie-worker"] == place
+        if int(again.headers["x-pie-cached-tokens"]) > 64:
+            return
+    pytest.fail("the pages are not known to the other router")
