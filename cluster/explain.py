@@ -89,10 +89,13 @@ def _show_sequence(sequence: ExplainedSequence, console: Console) -> None:
     )
     for attempt in sequence.attempts:
         resumed = f" after {attempt.after_tokens} tokens" if attempt.after_tokens else ""
+        awaited = ""
+        if attempt.awaited_tokens:
+            awaited = f", and the first {attempt.awaited_tokens} waited for: another computed them"
         forked = ", as a fork of choice 0" if attempt.is_fork else ""
         console.print(
             f"asked {attempt.place}{resumed}{forked}: {attempt.ending}; "
-            f"{attempt.predicted_tokens} tokens were predicted to be held"
+            f"{attempt.predicted_tokens} tokens were predicted to be held{awaited}"
         )
         console.print(_candidates(attempt))
     if sequence.delivered is not None:

@@ -251,6 +251,7 @@ def _attempt(tried: Tried, *, ending: str) -> Attempt:
         predicted_tokens=chosen.predicted_tokens,
         ending=ending,
         is_fork=chosen.fork_of is not None,
+        awaited_tokens=chosen.awaited_pages * chosen.link.record.page_tokens,
         candidates=[
             Candidate(
                 place=view.place,

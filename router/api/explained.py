@@ -49,6 +49,8 @@ class Attempt(msgspec.Struct, frozen=True):
     """Whether it went to the worker that was computing the prompt for another choice."""
     candidates: list[Candidate]
     """Best first where the policy ranks them; the best 64."""
+    awaited_tokens: int = 0
+    """Leading tokens that it was to wait for, because another worker was computing them."""
 
 
 class LoadRun(msgspec.Struct, frozen=True):

@@ -136,6 +136,12 @@ async def test_a_prefix_that_a_burst_brings_is_computed_once(
     computed = sum(one["prefill_tokens"] for one in counts.values())
     assert sorted(one["awaited"] for one in counts.values()) == [0, BURST // 2]
     assert computed <= len(PREFIX) + BURST * (TAIL + PAGE), "one prefix, and every tail"
+    told = [
+        (await http.get(f"{burst.router.url}/admin/requests/{answer['id']}")).json()
+        for answer in answers
+    ]
+    awaited = [one["sequences"][0]["attempts"][0]["awaited_tokens"] for one in told]
+    assert sorted(awaited) == [0] * (BURST // 2) + [len(PREFIX)] * (BURST // 2)
     again = [await burst.ask(http, number) for number in range(BURST)]
     assert _texts(again) == _texts(answers), "the same answers one after the other"
 
