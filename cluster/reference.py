@@ -65,6 +65,8 @@ def shown(value: object) -> str:
             text = f'"{masked(str(value))}"'
         case list() | tuple():
             text = "[" + ", ".join(shown(one) for one in value) + "]"
+        case BaseModel():
+            text = shown({name: getattr(value, name) for name in type(value).model_fields})
         case Mapping():
             text = "{" + ", ".join(f"{k} = {shown(v)}" for k, v in value.items()) + "}"
         case _:
@@ -132,6 +134,8 @@ def _type_name(annotation: object) -> str:
         return "list of " + _type_name(arguments[0])
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return " or ".join(f"`{one.value}`" for one in annotation)
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "table"
     return _NAMES.get(annotation, getattr(annotation, "__name__", str(annotation)))
 
 

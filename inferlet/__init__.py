@@ -9,6 +9,7 @@ from pie.inferlet.errors import (
     EndedError,
     FrozenPageError,
     HostGoneError,
+    HttpFailedError,
     InferletError,
     NeverWrittenError,
     NotAllowedError,
@@ -22,6 +23,7 @@ from pie.inferlet.forward import ForwardPass, PassResult, StateGeometry
 from pie.inferlet.generation import Generation
 from pie.inferlet.pipeline import Pipeline
 from pie.inferlet.samplers import Sampler, greedy
+from pie.inferlet.web import HttpResponse
 from pie.inferlet.working_set import WorkingSet
 
 __all__ = [
@@ -34,6 +36,8 @@ __all__ = [
     "FrozenPageError",
     "Generation",
     "HostGoneError",
+    "HttpFailedError",
+    "HttpResponse",
     "InferletError",
     "NeverWrittenError",
     "NotAllowedError",

@@ -10,6 +10,7 @@ import asyncio
 import copy
 from collections.abc import Mapping, Sequence
 
+import msgspec
 import numpy as np
 
 from pie.inferlet.connection import Connection, u32
@@ -19,6 +20,7 @@ from pie.inferlet.generation import Generation
 from pie.inferlet.grammars import grammar_of
 from pie.inferlet.pipeline import Pipeline
 from pie.inferlet.samplers import LogitFunction, Sampler
+from pie.inferlet.web import HttpResponse
 from pie.inferlet.working_set import WorkingSet
 from pie.wire.programs import (
     ChatTurn,
@@ -28,6 +30,8 @@ from pie.wire.programs import (
     Encoded,
     FromHost,
     Heard,
+    HttpAnswer,
+    HttpCall,
     Listen,
     ModelFacts,
     Render,
@@ -229,6 +233,47 @@ class Context:
 
         call = self._connection.next_call()
         return await self._connection.call(call, Listen(call), take)
+
+    async def http(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        body: bytes | str = b"",
+        json: object = None,
+    ) -> HttpResponse:
+        """Ask a server that the operator grants; the worker's host asks it for the program.
+
+        Redirects are not followed: the answer says where to.
+
+        Args:
+            method: Such as `GET`.
+            url: Of http or https.
+            headers: Besides those that say how a request travels.
+            body: What is sent; text as UTF-8.
+            json: Sent as the body instead, where it is not None.
+
+        Raises:
+            NotAllowedError: Nothing grants this server or method; the message names what would.
+            HttpFailedError: It did not answer, or too slowly, or too much.
+        """
+        sent = dict(headers or {})
+        if json is not None:
+            body = msgspec.json.encode(json)
+            sent.setdefault("content-type", "application/json")
+
+        def take(message: FromHost, frames: Sequence[bytes]) -> HttpResponse:
+            assert isinstance(message, HttpAnswer)
+            told: dict[str, str] = {}
+            for name, value in message.headers:
+                told[name] = f"{told[name]}, {value}" if name in told else value
+            return HttpResponse(message.status, told, bytes(frames[0]))
+
+        call = self._connection.next_call()
+        asked = HttpCall(call, method.upper(), url, tuple(sent.items()))
+        data = body.encode() if isinstance(body, str) else body
+        return await self._connection.call(call, asked, take, [data])
 
     async def sleep(self, seconds: float) -> None:
         """Do nothing for a while; the program's other tasks go on."""

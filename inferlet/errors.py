@@ -10,6 +10,7 @@
     ├── ContextLengthError     it does not fit into the model's context
     ├── OutOfPagesError        programs hold all the pages that they may
     ├── NotAllowedError        the host does not do this for programs
+    ├── HttpFailedError        a server did not answer, or too slowly, or too much
     ├── PassFailedError        the model failed
     ├── HostGoneError          the worker is gone
     ├── NotRunError            a client's: the program could not be run
@@ -71,6 +72,10 @@ class NotAllowedError(InferletError):
     """The host does not do this for programs."""
 
 
+class HttpFailedError(InferletError):
+    """A server did not answer, or too slowly, or too much."""
+
+
 class PassFailedError(InferletError):
     """The model failed."""
 
@@ -107,6 +112,7 @@ _ERRORS: dict[Trouble, type[InferletError]] = {
     Trouble.OUT_OF_PAGES: OutOfPagesError,
     Trouble.NOT_ALLOWED: NotAllowedError,
     Trouble.FAILED: PassFailedError,
+    Trouble.HTTP_FAILED: HttpFailedError,
 }
 
 

@@ -31,6 +31,7 @@ class Trouble(enum.StrEnum):
     OUT_OF_PAGES = "out_of_pages"
     NOT_ALLOWED = "not_allowed"
     FAILED = "failed"
+    HTTP_FAILED = "http_failed"
 
 
 class Rows(enum.StrEnum):
@@ -211,6 +212,15 @@ class Listen(msgspec.Struct, frozen=True, tag="listen"):
     call: int
 
 
+class HttpCall(msgspec.Struct, frozen=True, tag="http"):
+    """Ask a server by HTTP. One frame: the body. Answered by `HttpAnswer`."""
+
+    call: int
+    method: str
+    url: str
+    headers: tuple[tuple[str, str], ...] = ()
+
+
 class Finished(msgspec.Struct, frozen=True, tag="finished"):
     """The program is over; the last thing that it says."""
 
@@ -236,6 +246,7 @@ FromProgram = (
     | Decode
     | Say
     | Listen
+    | HttpCall
     | Finished
 )
 """Anything that a program says."""
@@ -348,6 +359,15 @@ class Heard(msgspec.Struct, frozen=True, tag="heard"):
     text: str | None
 
 
+class HttpAnswer(msgspec.Struct, frozen=True, tag="http_answer"):
+    """What a server answered. One frame: the body, as it came."""
+
+    call: int
+    status: int
+    headers: tuple[tuple[str, str], ...]
+    """Names in lower case."""
+
+
 class CallFailed(msgspec.Struct, frozen=True, tag="call_failed"):
     """A call was not carried out; nothing was changed by it."""
 
@@ -357,7 +377,7 @@ class CallFailed(msgspec.Struct, frozen=True, tag="call_failed"):
     slot: int | None = None
 
 
-FromHost = Begin | SetState | PassDone | Drawn | Encoded | Decoded | Heard | CallFailed
+FromHost = Begin | SetState | PassDone | Drawn | Encoded | Decoded | Heard | HttpAnswer | CallFailed
 """Anything that a host says."""
 
 decode_from_program = msgspec.msgpack.Decoder(FromProgram).decode

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, field_validator
 
@@ -180,6 +181,54 @@ class ModelSettings(BaseModel):
         return value
 
 
+Origin = tuple[str, str, int]
+"""Scheme, host in lower case, port."""
+
+
+def default_port(scheme: str) -> int:
+    """Return the port of a scheme that names none."""
+    return 443 if scheme == "https" else 80
+
+
+class HttpGrant(BaseModel):
+    """A server that programs may ask by HTTP."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    origin: str
+    """`https://HOST` or `http://HOST:PORT`, without a path."""
+    methods: tuple[str, ...] = ("GET", "HEAD")
+    private: bool = False
+    """Whether its name may lead to addresses that are not public; one that is an address may."""
+
+    @field_validator("origin")
+    @classmethod
+    def _is_origin(cls, value: str) -> str:
+        wrong = ValueError("an origin is https://HOST or http://HOST:PORT, and nothing more")
+        try:
+            parts = urlsplit(value)
+            named = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:
+            raise wrong from None
+        more = parts.path.strip("/") or parts.query or parts.fragment or parts.username is not None
+        if not named or more or not value.isascii():
+            raise wrong
+        return value
+
+    @field_validator("methods")
+    @classmethod
+    def _are_methods(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not value or not all(one.isalpha() and one.isupper() for one in value):
+            raise ValueError('methods are names in capitals, such as "GET"')
+        return value
+
+    def is_for(self, origin: Origin) -> bool:
+        """Say whether this is what it grants."""
+        parts = urlsplit(self.origin)
+        own = (parts.scheme, parts.hostname, parts.port or default_port(parts.scheme))
+        return own == origin
+
+
 class ProgramSettings(BaseModel):
     """What users' programs (inferlets) may take, each of them unless it says otherwise."""
 
@@ -214,4 +263,27 @@ class ProgramSettings(BaseModel):
         le=4 << 20,
         description="What a program may print, what it may say to its client, and how long its result "
         "may be, each.",
+    )
+    http: tuple[HttpGrant, ...] = Field(
+        default=(),
+        max_length=1024,
+        description="Servers that programs may ask by HTTP; none by default. Each is "
+        '`{origin = "https://api.example.com", methods = ["GET"], private = false}`: `methods` are GET and '
+        "HEAD where they are not given, and `private` lets the name lead to addresses that are not public "
+        "(docs/security.md).",
+    )
+    http_bytes: ByteSize = Field(
+        default=ByteSize(1 << 20),
+        ge=1024,
+        le=32 << 20,
+        description="Largest body of a program's HTTP request, and of what it is answered.",
+    )
+    http_timeout_s: float = Field(
+        default=30.0, gt=0, le=3600, description="How long a program's HTTP request may take."
+    )
+    http_at_once: int = Field(
+        default=4,
+        ge=1,
+        le=256,
+        description="HTTP requests of a program that are under way at once.",
     )

@@ -15,6 +15,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -38,6 +39,7 @@ from pie.wire.programs import (
     FromProgram,
     GenerateTokens,
     Heard,
+    HttpCall,
     Listen,
     ModelFacts,
     OpenSet,
@@ -54,8 +56,10 @@ from pie.worker.programs.commands import (
     ProgramEnded,
 )
 from pie.worker.programs.conversation import Conversations
+from pie.worker.programs.errands import Errands
 from pie.worker.programs.process import Ended, EndReason, ProgramProcess
 from pie.worker.programs.trouble import CallError
+from pie.worker.programs.web import Web
 from pie.worker.settings import ProgramSettings
 
 log = logging.getLogger("pie.worker.programs.host")
@@ -88,9 +92,10 @@ class ProgramToRun:
 class RunningProgram:
     """One program that runs. Await `ended`."""
 
-    def __init__(self, name: str, process: ProgramProcess) -> None:
+    def __init__(self, name: str, process: ProgramProcess, errands_at_once: int) -> None:
         self.name = name
         self.process = process
+        self.errands = Errands(process.send, errands_at_once)
         self.ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
         self.outstanding = 0
         self.room = asyncio.Event()
@@ -154,6 +159,7 @@ class ProgramHost:
         self._conversations = Conversations(tokenizer, template)
         self._facts = facts
         self._settings = settings
+        self._web = Web(settings)
         self._programs: dict[str, RunningProgram] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._numbers = itertools.count(1)
@@ -186,7 +192,9 @@ class ProgramHost:
             )
         number = f"program-{next(self._numbers)}"
         process = ProgramProcess(self._settings, on_output)
-        running = self._programs[number] = RunningProgram(number, process)
+        running = self._programs[number] = RunningProgram(
+            number, process, self._settings.http_at_once
+        )
         self._put(ProgramBegan(number, program.salt, program.tenant_tag))
         try:
             begin = Begin(
@@ -222,6 +230,7 @@ class ProgramHost:
         self.end_all()
         if self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._web.close()
 
     async def _serve(self, running: RunningProgram, on_said: Callable[[str], None]) -> None:
         process = running.process
@@ -236,6 +245,7 @@ class ProgramHost:
             process.kill(EndReason.DIED)
         # Its pages go first: nobody else waits for a process to be gone.
         self._put(ProgramEnded(running.name))
+        await running.errands.close()
         try:
             ended = await process.ended()
         except Exception:
@@ -264,6 +274,9 @@ class ProgramHost:
                 # Beside the event loop: a long text takes milliseconds.
                 answer, made = await asyncio.to_thread(self._text, message, frames)
                 process.send(answer, made)
+            case HttpCall(call):
+                body = frames[0] if frames else b""
+                running.errands.begin(call, partial(self._web.ask, message, body))
             case Finished():
                 pass  # the process has taken note
             case _:
