@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import time
@@ -18,6 +19,8 @@ import redis
 import uvloop
 
 from tests.support.serving import Serving
+
+log = logging.getLogger(__name__)
 
 STREAMS = 50
 TOKENS = 16
@@ -169,6 +172,7 @@ def test_no_client_sees_a_wrong_repeated_or_missing_token(serving: Serving) -> N
             group.create_task(chaos(serving, crowd))
 
     uvloop.run(run())
+    log.info("answers of %d clients: %s", STREAMS, dict(crowd.ended))
     assert crowd.wrong == []
     assert crowd.ended["whole"] >= 5 * STREAMS
     # Only the one router's death broke streams, each once.
