@@ -22,6 +22,8 @@ _LOAD_FRESH_S = 3.0
 """A load report says nothing of other routers' requests after so long without a newer one."""
 _ON_ITS_WAY_S = 0.02
 """A report that came so soon after a request was sent may be older than the request."""
+_ON_ITS_WAY_TO_OTHERS_S = 0.5
+"""Pages that were just computed take so long at most until the pool has them and the index says so."""
 _DECODE_STEP_MS = 50.0
 
 
@@ -53,6 +55,7 @@ class Running:
     once it has begun."""
     started: bool = False
     sent_s: float = 0.0
+    began_s: float = 0.0
 
 
 class WorkerBooks:
@@ -133,13 +136,21 @@ class WorkerBooks:
     def tokens_until(self, key: PageKey, at: int) -> int | None:
         """Return how many prompt tokens are computed until a page is, those ahead of it included.
 
-        `at` is its place in its sequence. None where no attempt of this router computes it.
+        `at` is its place in its sequence. 0 where that was done a moment ago, so that the page may still be
+        on its way to where others find it; None where no attempt of this router computes it.
         """
         tokens = 0
         for running in self._waiting.values():
             tokens += running.new_tokens
             if len(running.keys) > at and running.keys[at] == key:
                 return tokens
+        since_s = self._clock() - _ON_ITS_WAY_TO_OTHERS_S
+        # In the order in which they began, so the latest come first.
+        for running in reversed(self._decoding.values()):
+            if running.began_s < since_s:
+                break
+            if len(running.keys) > at and running.keys[at] == key:
+                return 0
         return None
 
     def sent(self, request_id: str, running: Running) -> None:
@@ -174,7 +185,7 @@ class WorkerBooks:
             return None
         if delta.started is not None and not running.started:
             running.started = True
-            self._began_s = self._clock()
+            self._began_s = running.began_s = self._clock()
             if running.later_keys:
                 self.inflight_keys.update(running.later_keys)
                 running.keys, running.later_keys = [*running.keys, *running.later_keys], ()

@@ -103,6 +103,18 @@ def test_a_worker_that_has_got_them_has_them() -> None:
     assert not burst.links[1].inflight_keys
 
 
+def test_what_was_computed_a_moment_ago_is_on_its_way() -> None:
+    burst = Burst(to="")
+    burst.ask(to="w0")
+    burst.links[0].told(first_token("r1"))
+    burst.now_s += 0.4
+    soon = burst.ask(to="w1")
+    assert (soon.awaited_pages, soon.await_s) == (PAGES, 0.25)
+    burst.links[1].ended("r2")
+    burst.now_s += 0.2
+    assert burst.ask(to="w1").awaited_pages == 0, "else the pool would have them"
+
+
 def test_nobody_waits_for_what_is_far_off() -> None:
     burst = Burst(to="")
     burst.ask(to="w0", tail=40_000)
