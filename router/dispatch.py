@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from pie.router.books import Running
 from pie.router.choice import Chooser, Chosen
-from pie.router.errors import ApiError, invalid, server_error
+from pie.router.errors import ApiError, invalid, server_error, too_large
 from pie.router.generation import Ending, Generation, Tried
 from pie.router.link import WorkerLink
 from pie.router.metrics import RouterMetrics
@@ -27,6 +27,7 @@ from pie.router.tenant import session_tag, tenant_tag
 from pie.router.tries import Tries
 from pie.router.workers import WorkerSet
 from pie.wire import WireError, WireTimeout
+from pie.wire.errors import MessageTooLarge
 from pie.wire.messages import Generate, RefusalCode
 
 log = logging.getLogger("pie.router.dispatch")
@@ -176,6 +177,8 @@ class Dispatcher:
             self._metrics.overhead_s.observe(time.monotonic() - order.arrived_s)
         try:
             await link.begin(message, prefix.packed, running, timeout_s=_SEND_TIMEOUT_S)
+        except MessageTooLarge as error:
+            raise too_large(f"No worker takes a request of this size: {error}") from error
         except WireTimeout:
             return Ending.SILENT
         except WireError:

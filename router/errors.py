@@ -118,6 +118,11 @@ def model_not_found(name: str) -> ApiError:
     )
 
 
+def too_large(message: str, param: str | None = None) -> ApiError:
+    """Return the 413 that names the limit."""
+    return ApiError(413, message, "invalid_request_error", param, "request_too_large")
+
+
 def overloaded(message: str, retry_after_s: float) -> ApiError:
     """Return the 429 that says when to come again."""
     return ApiError(

@@ -27,6 +27,7 @@ from pie.wire.messages import (
     TokenDelta,
 )
 from pie.wire.program_runs import ProgramEvents, StartProgram, TellProgram
+from pie.wire.settings import WORKER_LIMITS
 
 log = logging.getLogger("pie.router.link")
 
@@ -191,6 +192,7 @@ class WorkerLink(WorkerBooks):
                 on_gone=self._all_gone,
                 settings=self._settings,
                 secret=self._secret,
+                server_limits=WORKER_LIMITS,
             )
             try:
                 await client.start()

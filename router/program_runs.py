@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from pie.page.events import PlaceId
 from pie.router.choice import Chooser
-from pie.router.errors import ApiError, invalid, overloaded, unavailable
+from pie.router.errors import ApiError, invalid, overloaded, too_large, unavailable
 from pie.router.link import WorkerLink
 from pie.router.models import ServedModel
 from pie.router.prefix import Prefix
@@ -26,7 +26,7 @@ from pie.router.settings import RouterSettings
 from pie.router.tenant import tenant_tag
 from pie.router.workers import WorkerSet
 from pie.wire import WireError, WireTimeout
-from pie.wire.errors import RefusedError
+from pie.wire.errors import MessageTooLarge, RefusedError
 from pie.wire.ids import new_request_id
 from pie.wire.messages import RefusalCode
 from pie.wire.program_runs import ProgramEnd, ProgramEvents, StartProgram, TellProgram
@@ -154,6 +154,8 @@ class ProgramRuns:
                 if error.code is RefusalCode.BAD_MESSAGE:
                     raise invalid(error.message, None) from error
                 refused = error
+            except MessageTooLarge as error:
+                raise too_large(f"No worker takes a run of this size: {error}") from error
             except WireError as error:
                 log.info("worker %s did not start %s: %s", link.record.place, order.run, error)
         retry_after_s = self._settings.retry_after_s
@@ -176,6 +178,8 @@ class ProgramRuns:
             if error.code is RefusalCode.OVERLOADED:
                 raise overloaded(error.message, self._settings.retry_after_s) from error
             raise _no_such_run() from error
+        except MessageTooLarge as error:
+            raise too_large(f"No program takes a message of this size: {error}") from error
         except WireError as error:
             told = f"Worker {running.place} does not answer."
             raise unavailable(told, self._settings.retry_after_s) from error

@@ -15,7 +15,7 @@ from pie.wire import codec
 from pie.wire.address import check_address, check_keys
 from pie.wire.answers import Answer, Answers
 from pie.wire.counters import WireCounters
-from pie.wire.errors import PeerGone, RefusedError, WireTimeout
+from pie.wire.errors import MessageTooLarge, PeerGone, RefusedError, WireTimeout
 from pie.wire.frames import Buffer, Loan
 from pie.wire.link import Link
 from pie.wire.messages import (
@@ -77,6 +77,7 @@ class WireClient:
         on_up: Callable[[Epoch], None] | None = None,
         settings: WireSettings | None = None,
         secret: bytes | None = None,
+        server_limits: WireSettings | None = None,
     ) -> None:
         """Prepare a client; it connects from `start` on.
 
@@ -90,6 +91,7 @@ class WireClient:
                 it was gone; the epoch tells a restart from a broken connection.
             settings: Limits.
             secret: 32 bytes that all of the cluster share; a `curve://` address needs them.
+            server_limits: What the server takes; what is larger is not sent.
 
         Raises:
             AddressError: The address is malformed, is in clear beyond loopback, or has no secret.
@@ -101,6 +103,7 @@ class WireClient:
         self._on_gone = on_gone
         self._on_up = on_up
         self._settings = settings or WireSettings()
+        self._server_limits = server_limits or WireSettings()
         self._pending: dict[str, Answers] = {}
         self._window = Window(self._settings.inflight_requests, self._settings.inflight_bytes)
         self._ungranted = 0
@@ -160,6 +163,7 @@ class WireClient:
         `release` is called, which happens once, on the event loop, also when this call raises.
 
         Raises:
+            MessageTooLarge: The server would not take it; nothing was sent.
             PeerGone: The server is gone.
             WireTimeout: The connection had no room in time. Nothing was sent.
         """
@@ -184,6 +188,7 @@ class WireClient:
 
         Raises:
             RefusedError: The server refused.
+            MessageTooLarge: The server would not take it; nothing was sent.
             PeerGone: The server is gone, or goes while this waits.
             WireTimeout: No answer in time; the server was sent a `Cancel`.
         """
@@ -229,6 +234,7 @@ class WireClient:
 
         Raises:
             RefusedError: The server refused.
+            MessageTooLarge: The server would not take it; nothing was sent.
             PeerGone: The server is gone, or goes while this waits.
             WireTimeout: An answer did not come in time.
         """
@@ -261,7 +267,10 @@ class WireClient:
 
     async def _send(self, message: Message, loan: Loan, timeout_s: float | None) -> None:
         limit_s = self._settings.send_timeout_s if timeout_s is None else timeout_s
-        await self._link.send(codec.encode(message), loan, limit_s)
+        header = codec.encode(message)
+        if (problem := codec.too_large(header, loan.frames, self._server_limits)) is not None:
+            raise MessageTooLarge(problem)
+        await self._link.send(header, loan, limit_s)
         self.counters.messages_out += 1
         self.counters.payload_bytes_out += loan.bytes
 
@@ -278,7 +287,7 @@ class WireClient:
 
     def _abandon(self, request_id: str, error: BaseException) -> None:
         """Tell the server that nobody waits for a request's answers any more."""
-        if not isinstance(error, RefusedError | PeerGone) and self.is_up:
+        if not isinstance(error, RefusedError | PeerGone | MessageTooLarge) and self.is_up:
             self._link.push(codec.encode(Cancel(request_id)))
 
     def _finish(self, request_id: str, loan: Loan) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from pie.wire.errors import BadMessage
+from pie.wire.frames import Buffer
 from pie.wire.messages import Generate, Message, PageData, PutPages
 from pie.wire.program_runs import StartProgram
 from pie.wire.settings import WireSettings
@@ -43,16 +44,28 @@ def decode(
     Raises:
         BadMessage: The header is no message or does not fit the frames, or it is too much.
     """
-    if len(header) > limits.max_header_bytes:
-        raise BadMessage(f"A header of {len(header)} bytes is too large.")
-    if len(frames) > limits.max_frames:
-        raise BadMessage(f"{len(frames)} frames are too many.", _request_id(header))
+    if (problem := too_large(header, frames, limits)) is not None:
+        raise BadMessage(problem, _request_id(header))
     try:
         message: Message = _DECODER.decode(header)
     except _DECODE_ERRORS as error:
         raise BadMessage(f"Not a message: {error}.", _request_id(header)) from None
     _check_frames(message, frames)
     return message
+
+
+def too_large(
+    header: memoryview | bytes, frames: Sequence[Buffer], limits: WireSettings
+) -> str | None:
+    """Say in what a message is larger than one who keeps to these limits takes; None where it is not."""
+    if len(header) > limits.max_header_bytes:
+        return f"A header of {len(header)} bytes is too large: at most {limits.max_header_bytes}."
+    if len(frames) > limits.max_frames:
+        return f"{len(frames)} frames are too many: at most {limits.max_frames}."
+    largest = max((memoryview(frame).nbytes for frame in frames), default=0)
+    if largest > limits.max_frame_bytes:
+        return f"A frame of {largest} bytes is too large: at most {limits.max_frame_bytes}."
+    return None
 
 
 def request_id_of(message: Message) -> str:

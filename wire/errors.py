@@ -3,6 +3,7 @@
     WireError
     ├── AddressError      the address cannot be listened on or connected to
     ├── BadMessage        what came is not a message, or its frames do not fit it
+    ├── MessageTooLarge   the other side would not take it; it was not sent
     ├── PeerGone          the other side is gone; what was asked of it will not be answered
     ├── WireTimeout       a wait reached its limit; the other side may still be there
     └── RefusedError      the other side, or a handler, said no and why
@@ -34,6 +35,10 @@ class BadMessage(WireError):  # noqa: N818
 
     def __str__(self) -> str:
         return self.reason
+
+
+class MessageTooLarge(WireError):  # noqa: N818
+    """The other side would not take a message of this size; it was not sent."""
 
 
 class PeerGone(WireError):  # noqa: N818

@@ -72,3 +72,9 @@ class WireSettings(BaseModel):
     max_header_bytes: int = Field(default=8 << 20, ge=1024, description="Largest header.")
     max_frame_bytes: int = Field(default=256 << 20, ge=1024, description="Largest payload frame.")
     max_frames: int = Field(default=4096, ge=1, description="Most payload frames of one message.")
+
+
+WORKER_LIMITS = WireSettings(
+    max_header_bytes=1 << 20, max_frame_bytes=8 << 20, max_frames=1, max_handling_bytes=64 << 20
+)
+"""What a worker takes. A request is one frame of token ids, and 8 MiB are two million of them."""

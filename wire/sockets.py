@@ -23,6 +23,8 @@ from pie.wire.settings import WireSettings
 
 # Messages to one peer that wait in zmq. Credit allows 32 large ones; answers are small.
 _SEND_QUEUE = 1024
+# More than what a client may send to a router by default.
+_REFUSED_BYTES = 32 << 20
 
 _MONITORED = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED | zmq.Event.MONITOR_STOPPED
 _EVENT = struct.Struct("=hi")
@@ -70,8 +72,10 @@ def _set_common(socket: zmq.Socket[bytes], settings: WireSettings) -> None:
     # More than the windows of a well-behaved peer hold, so that a loop that stalls for a while does
     # not stall its transport too, which would look like a dead host.
     socket.setsockopt(zmq.RCVHWM, settings.receive_queue_messages)
-    # A larger frame ends the connection before it is taken into memory.
-    socket.setsockopt(zmq.MAXMSGSIZE, max(settings.max_frame_bytes, settings.max_header_bytes))
+    # A larger frame ends the connection before it is taken into memory, and with it all that goes over it.
+    # What is only somewhat too large is refused by itself, by `pie.wire.codec`.
+    largest = max(settings.max_frame_bytes, settings.max_header_bytes)
+    socket.setsockopt(zmq.MAXMSGSIZE, largest + _REFUSED_BYTES)
     gone_ms = round(settings.gone_after_s * 1000)
     # The kernel ends a connection whose other host acknowledges nothing, and Pie's heartbeats see
     # to it that there is always something to acknowledge.

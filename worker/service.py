@@ -36,7 +36,7 @@ from pie.wire.messages import AskStatus, Cancel, Generate, Message, RefusalCode
 from pie.wire.peer import Peer
 from pie.wire.program_runs import StartProgram, TellProgram
 from pie.wire.server import WireServer
-from pie.wire.settings import WireSettings
+from pie.wire.settings import WORKER_LIMITS
 from pie.worker.assembly import assemble, make_engine, make_grammars, make_host, make_record
 from pie.worker.awaiting import Awaiting
 from pie.worker.commands import CancelAll, CancelOne, StepReport, Submit
@@ -63,10 +63,6 @@ from pie.worker.suspended import SuspendedPages, suspended_budget
 log = logging.getLogger("pie.worker.service")
 
 _LOAD_EVERY_S = 1.0
-_WIRE = WireSettings(
-    max_header_bytes=1 << 20, max_frame_bytes=8 << 20, max_frames=1, max_handling_bytes=64 << 20
-)
-"""A request is one frame of token ids, and 8 MiB are two million of them."""
 _STEP_ENDS_S = 30.0
 """Longest wait for the step under way when a worker is closed."""
 
@@ -126,7 +122,7 @@ class WorkerService:
             self._handle,
             epoch=epoch,
             on_peer=self._open_outbox,
-            settings=_WIRE,
+            settings=WORKER_LIMITS,
             secret=secret,
         )
         self._outboxes: dict[bytes, Outbox] = {}

@@ -39,3 +39,11 @@ async def wait(ctx: Context) -> None:
 async def fail(ctx: Context) -> None:
     """Raise."""
     raise ValueError("as it should")
+
+
+async def much(ctx: Context, size: int) -> str:
+    """Print, say and return much."""
+    sys.stdout.write("p" * size)
+    sys.stdout.flush()
+    await ctx.say("s" * size)
+    return "r" * size

@@ -46,7 +46,7 @@ async def places(
     places = Places(index, model_folder, tmp_path_factory.mktemp("cache"))
     await places.worker("worker-0")
     await places.worker("worker-1")
-    await places.start_router(2, max_body_bytes=4 << 20)
+    await places.start_router(2, max_body_bytes=16 << 20)
     yield places
     await places.close()
     torch.set_num_threads(before)
@@ -182,6 +182,42 @@ async def test_a_run_is_cancelled_by_its_name(places: Places, http: httpx.AsyncC
     await until(lambda: all(map(is_empty, places.workers)))
     again = await http.delete(f"/v1/inferlet-runs/{name}")
     assert (again.status_code, again.json()["error"]["code"]) == (404, "not_found")
+
+
+@pytest.mark.parametrize("size", [2 << 20, 12 << 20])
+async def test_a_message_or_argument_too_large_is_its_senders_alone(
+    places: Places, http: httpx.AsyncClient, size: int
+) -> None:
+    """No worker is asked, and the programs of others go on."""
+    async with aclosing(run_upload(upload_of(programs.echo), Where(places.url), {})) as running:
+        name = (await anext(running)).run
+        path = f"/v1/inferlet-runs/{name}/messages"
+        told = await http.post(path, json={"text": "x" * size})
+        assert (told.status_code, "1048576" in told.text) == (413, True)
+        kept = await http.post("/v1/inferlets", json={"source": "async def main(ctx, a): pass"})
+        run_path = f"/v1/inferlets/{kept.json()['id']}/runs"
+        begun = await http.post(run_path, json={"arguments": {"a": "x" * size}})
+        assert (begun.status_code, "1048576" in begun.text) == (413, True)
+        await http.post(path, json={"text": "loud"})
+        assert (await anext(running)).text == "LOUD"
+
+
+async def test_messages_that_nobody_hears_are_bounded_in_bytes(
+    places: Places, http: httpx.AsyncClient
+) -> None:
+    async with aclosing(run_upload(upload_of(programs.wait), Where(places.url), {})) as running:
+        path = f"/v1/inferlet-runs/{(await anext(running)).run}/messages"
+        answers = [await http.post(path, json={"text": "x" * 1_000_000}) for _ in range(5)]
+    assert [answer.status_code for answer in answers] == [200] * 4 + [429]
+
+
+async def test_a_long_result_and_all_that_was_said_and_printed_before_it_come_in_parts(
+    places: Places,
+) -> None:
+    told = await events(places, programs.much, size=900_000)
+    assert [event.text for event in told if event.type == "said"] == ["s" * 900_000]
+    assert sum(len(event.text) for event in told if event.type == "printed") == 900_000
+    assert len(told[-1].result) == 900_000
 
 
 async def test_programs_are_installed_listed_and_removed(http: httpx.AsyncClient) -> None:

@@ -17,6 +17,7 @@ from pie.wire import Peer, WireServer, WireSettings, new_request_id
 from pie.wire.address import endpoint_of, is_encrypted
 from pie.wire.codec import decode, encode
 from pie.wire.curve import wire_keys
+from pie.wire.errors import MessageTooLarge
 from pie.wire.messages import (
     Credit,
     Generate,
@@ -28,6 +29,7 @@ from pie.wire.messages import (
     RefusalCode,
     Refused,
 )
+from pie.wire.program_runs import TellProgram
 
 from .conftest import EPOCH, SECRET, Connect, Serve
 from .helpers import eventually
@@ -167,7 +169,7 @@ async def test_a_client_that_reads_nothing_does_not_hold_others_up(
         _ = await client.request(question, timeout_s=5)
 
 
-async def test_a_frame_beyond_the_limit_ends_the_connection(
+async def test_a_frame_far_beyond_the_limit_ends_the_connection(
     serve: Serve, connect: Connect, settings: WireSettings, context: zmq.Context[zmq.Socket[bytes]]
 ) -> None:
     small = settings.model_copy(update={"max_frame_bytes": 4096, "max_header_bytes": 4096})
@@ -176,9 +178,42 @@ async def test_a_frame_beyond_the_limit_ends_the_connection(
         dealer.send(encode(Ping("x")))
         assert await answer(dealer) == Pong("x", EPOCH)
         (peer,) = server.peers
-        dealer.send(bytes(5000))
+        dealer.send(bytes(40 << 20))
         await eventually(lambda: peer.is_gone)
     await still_works(server, connect)
+
+
+@pytest.mark.parametrize("size", [5000, 12 << 20])
+async def test_what_is_too_large_is_refused_by_its_id_and_the_connection_goes_on(
+    serve: Serve, settings: WireSettings, context: zmq.Context[zmq.Socket[bytes]], size: int
+) -> None:
+    small = settings.model_copy(update={"max_frame_bytes": 4096, "max_header_bytes": 4096})
+    server = await serve(echo, settings=small)
+    with stranger(context, server) as dealer:
+        dealer.send(encode(TellProgram("told", EPOCH, "p", "x" * size)))
+        refused = await answer(dealer)
+        assert isinstance(refused, Refused)
+        assert (refused.request_id, refused.code) == ("told", RefusalCode.BAD_MESSAGE)
+        dealer.send_multipart([encode(Ping("y")), bytes(size)])
+        refused = await answer(dealer)
+        assert isinstance(refused, Refused)
+        assert refused.request_id == "y"
+        dealer.send(encode(Ping("x")))
+        assert await answer(dealer) == Pong("x", EPOCH)
+
+
+async def test_a_client_sends_nothing_that_its_server_would_not_take(
+    serve: Serve, connect: Connect, settings: WireSettings
+) -> None:
+    small = settings.model_copy(update={"max_header_bytes": 4096})
+    server = await serve(echo, settings=small)
+    client = await connect(server, server_limits=small)
+    before = server.counters.messages_in
+    with pytest.raises(MessageTooLarge, match="at most 4096"):
+        await client.request(TellProgram("told", EPOCH, "p", "x" * 5000), timeout_s=5)
+    _ = await client.request(Lookup(new_request_id(), EPOCH, ()), timeout_s=5)
+    assert server.counters.bad_messages == 0
+    assert server.counters.messages_in <= before + 3
 
 
 async def test_a_flood_waits_at_its_sender_while_the_server_is_busy(

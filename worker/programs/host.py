@@ -68,6 +68,8 @@ _MOST_CALLS = 4096
 """Calls of one program without an answer: beyond, it is not read until some are answered."""
 _MOST_HEARD = 1024
 """Messages of a client that wait to be listened to."""
+_MOST_HEARD_CHARS = 4 << 20
+"""Of all of them together."""
 
 
 _MOST_TEXT_CHARS = 4 << 20
@@ -101,13 +103,16 @@ class RunningProgram:
         self.room = asyncio.Event()
         self.room.set()
         self._heard: deque[str | None] = deque()
+        self._heard_chars = 0
         self._listening: deque[int] = deque()
 
     def tell(self, text: str | None) -> bool:
         """Give it a message of its client, None for the last; False where too many wait."""
-        if len(self._heard) >= _MOST_HEARD:
+        chars = len(text or "")
+        if len(self._heard) >= _MOST_HEARD or self._heard_chars + chars > _MOST_HEARD_CHARS:
             return False
         self._heard.append(text)
+        self._heard_chars += chars
         self._match()
         return True
 
@@ -130,6 +135,7 @@ class RunningProgram:
             if text is None:
                 return  # and every later wait gets it too
             self._heard.popleft()
+            self._heard_chars -= len(text)
 
 
 class ProgramHost:

@@ -36,6 +36,9 @@ _ALIVE_S = 10.0
 """How often a router is told that a program which says nothing still runs."""
 _RETRY_AFTER_S = 2.0
 _MOST_SOURCE_BYTES = 1 << 20
+_MOST_EVENTS = 1 << 14
+_MOST_EVENTS_CHARS = 1 << 18
+"""Of one message to the router, beyond one event, which may have 4 MiB: it takes messages of 8."""
 
 
 class _Run:
@@ -72,6 +75,15 @@ class _Run:
         finally:
             running.cancel()
 
+    def _parted(self) -> tuple[list[ProgramEvent], list[ProgramEvent]]:
+        """Return what goes into one message, and what is left."""
+        chars = 0
+        for count, event in enumerate(self._events):
+            chars += len(event.text)
+            if count == _MOST_EVENTS or (count and chars > _MOST_EVENTS_CHARS):
+                return self._events[:count], self._events[count:]
+        return self._events, []
+
     def _put(self, event: ProgramEvent) -> None:
         self._events.append(event)
         self._wake.set()
@@ -84,10 +96,14 @@ class _Run:
         except TimeoutError:
             pass
         self._wake.clear()
-        events, self._events = self._events, []
         assert self.running is not None
+        events, self._events = self._parted()
         end = None
-        if self.running.ended.done():
+        if self.running.ended.done() and events:
+            self._wake.set()  # for the end, which may be as large by itself
+        elif self._events:
+            self._wake.set()
+        elif self.running.ended.done():
             ended = self.running.ended.result()
             end = ProgramEnd(ended.reason.value, ended.result, ended.error)
         await self._peer.send(ProgramEvents(self._request_id, tuple(events), end))
