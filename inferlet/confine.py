@@ -107,6 +107,7 @@ _FS_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
 _NET_BIND_CONNECT = 0b11
 _SCOPED = 0b11  # abstract sockets and signals beyond this process
 _LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
+_PACKAGE_FOLDERS = ("site-packages", "dist-packages")
 _READABLE = ("/usr/lib", "/lib", "/lib64", "/etc/ld.so.cache", "/dev/urandom", "/dev/null")
 
 
@@ -143,18 +144,21 @@ def _allow_reading(libc: ctypes.CDLL, ruleset: int, path: Path) -> None:
 
 
 def _python_paths() -> list[Path]:
-    """Return where Python and its libraries are, which a program may read and nothing else."""
-    found = {Path(entry) for entry in sys.path if entry}
-    found |= {Path(sysconfig.get_path(name)) for name in _LIBRARIES}
+    """Return where Python and its libraries are, which a program may read and nothing else.
+
+    Of `sys.path` that is what is known to hold libraries alone: anything may be on it, such as the folder in which
+    a cluster was started. Of what else it holds, the packages that are imported by now.
+    """
+    found = {Path(sysconfig.get_path(name)) for name in _LIBRARIES}
     found |= {Path(prefix, "lib") for prefix in (sys.prefix, sys.base_prefix)}
-    # Where Pie itself is a source tree, its packages are found by links or by a finder.
-    found |= {
-        Path(place)
-        for name, module in list(sys.modules.items())
-        if name.split(".")[0] == "pie"
-        for place in getattr(module, "__path__", ())
-    }
+    found |= {Path(entry) for entry in sys.path if Path(entry).name in _PACKAGE_FOLDERS}
     found |= {Path(entry) for entry in _READABLE}
+    for name, module in list(sys.modules.items()):
+        # Where Pie itself is a source tree, its packages are found by links or by a finder.
+        if "." not in name or name.split(".")[0] == "pie":
+            places = getattr(module, "__path__", None) or [getattr(module, "__file__", None)]
+            found |= {Path(place) for place in places if place}
+            found |= {Path(f"{place}.libs") for place in places if place}
     return sorted({path.resolve() for path in found if path.exists()})
 
 

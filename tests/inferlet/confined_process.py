@@ -76,6 +76,10 @@ def main() -> None:
         "making a file": lambda: os.open(f"{folder}/made", os.O_CREAT | os.O_RDONLY),
         "emptying a file": lambda: os.open(f"{folder}/there", os.O_TRUNC | os.O_RDONLY),
         "reading a file": lambda: os.open(f"{folder}/there", os.O_RDONLY),
+        "what else is on Python's path": lambda: [
+            list(entry.iterdir()) for entry in (Path.cwd(), Path(__file__).parents[2])
+        ],
+        "a file on Python's path": (Path(__file__).parents[2] / "README.md").read_text,
         "mode of a file": lambda: Path(f"{folder}/there").chmod(0o777),
         "times of a file": lambda: os.utime(f"{folder}/there"),
         "becoming another": lambda: os.setresuid(65534, 65534, 65534),
