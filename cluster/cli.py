@@ -189,6 +189,23 @@ def pool_drain(
 
 
 @app.command()
+def drain(
+    name: Annotated[str, typer.Argument(help="The worker's name.")],
+    config: ConfigFile = None,
+    at: RouterAddress = None,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", min=0.1, max=3600, help="Seconds that it may take.")
+    ] = 30.0,
+) -> None:
+    """Let a worker take no more requests and hand its pages on, before it is stopped."""
+    from pie.cluster.worker_drain import drain_worker  # noqa: PLC0415
+
+    with sentences():
+        left = drain_worker(_desk(config, at), name, timeout_s, _say)
+    raise typer.Exit(1 if left else 0)
+
+
+@app.command()
 def status(
     config: ConfigFile = None,
     at: Annotated[str | None, typer.Option(help="Address of a router, http://HOST:PORT.")] = None,

@@ -12,7 +12,7 @@ from pathlib import Path
 from pie.cluster.errors import ConfigError
 from pie.policies.errors import PolicyFileError
 from pie.policies.loader import load_policy_file
-from pie.policies.policy_set import PolicySet
+from pie.policies.policy_set import PolicySet, always
 from pie.policies.schema import policy_schema
 
 
@@ -57,6 +57,7 @@ def lines_of(policies: PolicySet) -> list[str]:
         ("retention", policies.retention),
         ("routing", policies.routing),
         ("replication", policies.replication),
+        *(("migration", spec) for spec in policies.migration if spec not in always()),
     ):
         options = "".join(f", {name}: {value}" for name, value in spec.options.items())
         lines.append(f"  {kind:<12}{spec.name}{options}")

@@ -200,6 +200,8 @@ def events(desk: Desk) -> str:
     for one in reversed(desk.events().events):
         when = datetime.fromtimestamp(one.at_unix_s, UTC)
         what = f"group {one.group[:16]} to {one.copies} copies: " if one.group else ""
+        if one.place:
+            what = f"{one.place}{f', {one.pages} pages' if one.pages else ''}: "
         lines.append(f"{when:%Y-%m-%d %H:%M:%S} UTC  {one.policy} {one.action}  {what}{one.reason}")
     return "\n".join(lines) or "cluster policies have done nothing"
 

@@ -43,12 +43,14 @@ class PlaceRecord(msgspec.Struct, frozen=True):
     parts: tuple[int, ...] = (0,)
     tiers: tuple[int, ...] = (0,)
     total_pages: int = 0
+    page_bytes: int = 0
+    """The size of a worker's page in device memory."""
     capacity_bytes: int = 0
     """What a pool node's own tiers hold together: its share of the pages."""
     draining: bool = False
+    """Whether it takes nothing more and hands the pages that it has to others."""
     copies: int = 1
     """How many pool nodes keep a page, as this one's configuration says."""
-    """Whether it takes no more pages and hands those that it has to others."""
     takes_programs: bool = False
     """Whether a worker runs users' programs for routers."""
     settled: str = ""

@@ -50,6 +50,9 @@ class LoggedEvent(msgspec.Struct, frozen=True):
     """Its key in hexadecimal; empty where it is about none."""
     copies: int
     reason: str
+    place: str = ""
+    """The place that an order about pages or a conversation was for; empty where it was for none."""
+    pages: int = 0
 
 
 class Orders:

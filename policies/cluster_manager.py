@@ -1,30 +1,69 @@
 """The manager of cluster policies: they propose, it disposes.
 
 Covers which orders are carried out, what is refused, and containing a policy that fails; pure. Each comes
-back with its reason, for the log of events. Does not cover carrying orders out (`pie.router.conductor`).
+back with its reason, for the log of events. Does not cover carrying orders out (`pie.router.conductor`)
+or how many copies several policies want together (`pie.policies.wishes`).
 
 What a policy cannot break: no group has fewer copies than the configuration says (so no last copy goes) or
 more than there are nodes; no more than `MOST_RAISED` groups have more copies than that, and no more than
-`MOST_AT_ONCE` groups change at a time.
+`MOST_AT_ONCE` groups change at a time. Pages move `BYTES_PER_S` at most, in `MOST_ORDERS` orders a round
+of `MOST_PAGES` pages each; a place lets go of what the pool has, and of the last copy only for a policy
+that says so. An order that was given is not given again within `AGAIN_S`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
+from typing import Protocol
 
+from pie.page.events import PlaceId, PlaceKind
 from pie.page.key import PageKey
-from pie.policies.cluster_policy import ClusterPolicy, ClusterView, SetCopies
+from pie.policies.cluster_policy import (
+    ClusterPolicy,
+    ClusterView,
+    FetchPages,
+    LetGo,
+    MoveSession,
+    Order,
+    SetCopies,
+    StorePages,
+)
 from pie.policies.containing import is_own
+from pie.policies.wishes import Wishes
 
 log = logging.getLogger("pie.policies.cluster_manager")
 
 MOST_RAISED = 512
 """Groups with more copies than usual: every place keeps the list."""
 MOST_AT_ONCE = 32
+MOST_ORDERS = 8
+MOST_PAGES = 2_048
+BYTES_PER_S = 256 << 20
+AGAIN_S = 20.0
+_QUIET_S = 60.0
+"""How long a refusal is not told again."""
 _MOST_PROPOSALS = 1_000
+_MOST_REMEMBERED = 4_096
+_ACTIONS: Mapping[type[object], str] = {
+    StorePages: "store",
+    FetchPages: "fetch",
+    LetGo: "let-go",
+    MoveSession: "move",
+}
+_PAGES: Mapping[str, type[object]] = {"place": str, "pages": Sequence, "reason": str}
+_FIELDS: Mapping[type[object], Mapping[str, type[object]]] = {
+    SetCopies: {"group": bytes, "copies": int, "reason": str},
+    StorePages: _PAGES,
+    FetchPages: _PAGES,
+    LetGo: {**_PAGES, "start": int, "also_last": bool},
+    MoveSession: {"session": str, "place": str, "reason": str},
+}
+"""What the fields of an order must be: a user's policy may say anything."""
+
+PageOrder = StorePages | FetchPages | LetGo
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,89 +72,317 @@ class ClusterEvent:
 
     policy: str
     action: str
-    """`raise`, `lower`, `refuse` or `fail`."""
+    """`raise`, `lower`, `store`, `fetch`, `let-go`, `move`, `done`, `refuse` or `fail`."""
     group: PageKey | None
     copies: int
     reason: str
+    place: str = ""
+    """Of orders about pages and conversations: where."""
+    pages: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """An order about pages or a conversation that is to be carried out, and whose it is."""
+
+    policy: str
+    order: PageOrder | MoveSession
+
+
+@dataclass(slots=True)
+class Decision:
+    """What a round comes to."""
+
+    table: dict[PageKey, int]
+    """Groups with more copies than usual, as it is to be."""
+    given: list[Given] = field(default_factory=list)
+    events: list[ClusterEvent] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What one policy proposed, and how it failed where it did."""
+
+    number: int
+    orders: Sequence[Order] = ()
+    failures: Sequence[str] = ()
+
+
+class Holders(Protocol):
+    """Who has pages now."""
+
+    def held(self, pages: Sequence[PageKey]) -> Mapping[PlaceId, int]:
+        """Return by worker how many leading pages it has, in any tier."""
+        ...
+
+    def pooled(self, pages: Sequence[PageKey]) -> int:
+        """Return how many leading pages pool nodes have."""
+        ...
 
 
 class ClusterManager:
-    """Asks one policy, and keeps the table of copies.
+    """Asks policies, and keeps the table of copies.
 
     Args:
-        policy: Who proposes.
-        name: What events call it.
+        policies: Who proposes, with what events call them; where several do, the first is heard first.
     """
 
-    def __init__(self, policy: ClusterPolicy, name: str) -> None:
-        self._policy = policy
-        self._name = name
-        self.failures = 0
+    def __init__(self, policies: Sequence[tuple[str, ClusterPolicy]]) -> None:
+        self._names = [name for name, _ in policies]
+        self._policies = [policy for _, policy in policies]
+        self._wishes = Wishes(self._policies)
+        self._told: dict[tuple[object, ...], float] = {}
+        self._given: dict[tuple[object, ...], float] = {}
+        self._bytes = float(BYTES_PER_S)
+        self._filled_s: float | None = None
+        self.failures = [0] * len(policies)
 
-    def decide(
-        self, view: ClusterView, table: Mapping[PageKey, int]
-    ) -> tuple[dict[PageKey, int], list[ClusterEvent]]:
-        """Return the table of groups with more copies than usual as it is to be, and what happened."""
-        after = dict(table)
-        events: list[ClusterEvent] = []
-        changed: set[PageKey] = set()
-        for order in self._proposals(view, events):
-            group, copies = order.group, order.copies
-            before = after.get(group, view.least_copies)
-            refused = _refusal(order, view)
-            if not refused and copies == before:
-                continue
-            if not refused and group in changed:
-                refused = "the group was changed in this round already"
-            if not refused and len(changed) >= MOST_AT_ONCE:
-                refused = f"{MOST_AT_ONCE} groups were changed in this round"
-            if not refused and group not in after and len(after) >= MOST_RAISED:
-                refused = f"{MOST_RAISED} groups have more copies already"
-            if refused:
-                reason = f"{refused} ({order.reason})"
-                events.append(ClusterEvent(self._name, "refuse", group, copies, reason))
-                continue
-            changed.add(group)
-            if copies > view.least_copies:
-                after[group] = copies
-            else:
-                after.pop(group, None)
-            action = "raise" if copies > before else "lower"
-            events.append(ClusterEvent(self._name, action, group, copies, order.reason))
-        return after, events
+    @property
+    def names(self) -> Sequence[str]:
+        """What the policies are called."""
+        return self._names
 
-    def _proposals(self, view: ClusterView, events: list[ClusterEvent]) -> list[SetCopies]:
+    def decide(self, view: ClusterView, table: Mapping[PageKey, int], holders: Holders) -> Decision:
+        """Ask all policies, and return what comes of it."""
+        self.inherit(table)
+        asked = [self.ask(number, self.shown(number, view)) for number in range(len(self._names))]
+        return self.dispose(asked, view, table, holders)
+
+    def inherit(self, table: Mapping[PageKey, int]) -> None:
+        """Learn of copies that an earlier leader ordered, or other policies than these."""
+        self._wishes.inherit(table)
+
+    def shown(self, number: int, view: ClusterView) -> ClusterView:
+        """Return what one policy is shown: of copies those that it has ordered itself."""
+        own = self._wishes.of(number)
+        groups = [
+            replace(one, copies=max(view.least_copies, own.get(one.group, 0)))
+            for one in view.groups
+        ]
+        return replace(view, groups=groups)
+
+    def ask(self, number: int, view: ClusterView) -> Asked:
+        """Ask one policy. Changes nothing here, so that it may run on a thread of its own."""
         try:
-            proposed = list(islice(self._policy.decide(view), _MOST_PROPOSALS))
+            proposed = list(islice(self._policies[number].decide(view), _MOST_PROPOSALS))
         except BaseException as error:
             if not is_own(error):
                 raise
-            return self._failed(f"{type(error).__name__}: {error}", events)
+            return Asked(number, failures=(f"{type(error).__name__}: {error}",))
         good = [one for one in proposed if _is_order(one)]
+        failures = []
         if len(good) < len(proposed):
-            self._failed(f"{len(proposed) - len(good)} proposals are no orders", events)
-        return good
+            failures.append(f"{len(proposed) - len(good)} proposals are no orders")
+        return Asked(number, good, failures)
 
-    def _failed(self, reason: str, events: list[ClusterEvent]) -> list[SetCopies]:
-        self.failures += 1
+    def dispose(
+        self,
+        asked: Iterable[Asked],
+        view: ClusterView,
+        table: Mapping[PageKey, int],
+        holders: Holders,
+    ) -> Decision:
+        """Return what comes of proposals; `table` is the one in force."""
+        decision = Decision(dict(table))
+        self._begin(view.now_s)
+        changed: set[tuple[int, PageKey]] = set()
+        for one in asked:
+            for reason in one.failures:
+                self._failed(one.number, reason, decision)
+            for order in one.orders:
+                if isinstance(order, SetCopies):
+                    self._set_copies(one.number, order, view, decision, changed)
+                else:
+                    self._give(one.number, order, view, decision, holders)
+        for group in self._wishes.unwanted(decision.table)[:MOST_AT_ONCE]:
+            copies = decision.table.pop(group)
+            reason = f"no policy wants {copies} any more"
+            event = ClusterEvent("fixed", "lower", group, view.least_copies, reason)
+            decision.events.append(event)
+        return decision
+
+    def _begin(self, now_s: float) -> None:
+        since_s = now_s - (now_s if self._filled_s is None else self._filled_s)
+        self._filled_s = now_s
+        self._bytes = min(BYTES_PER_S, self._bytes + BYTES_PER_S * max(0.0, since_s))
+        for memory, keep_s in ((self._told, _QUIET_S), (self._given, AGAIN_S)):
+            for key in [key for key, at_s in memory.items() if now_s - at_s >= keep_s]:
+                del memory[key]
+            while len(memory) > _MOST_REMEMBERED:
+                del memory[next(iter(memory))]
+
+    def _set_copies(
+        self,
+        number: int,
+        order: SetCopies,
+        view: ClusterView,
+        decision: Decision,
+        changed: set[tuple[int, PageKey]],
+    ) -> None:
+        group, copies, table = order.group, order.copies, decision.table
+        own = self._wishes.of(number).get(group, view.least_copies)
+        refused = _bad_copies(order, view)
+        if not refused and copies == own:
+            return
+        if not refused and (number, group) in changed:
+            refused = "the group was changed in this round already"
+        if not refused and len({one for _, one in changed}) >= MOST_AT_ONCE:
+            refused = f"{MOST_AT_ONCE} groups were changed in this round"
+        if not refused and group not in table and len(table) >= MOST_RAISED:
+            refused = f"{MOST_RAISED} groups have more copies already"
+        if refused:
+            self._refuse(number, order, refused, view, decision)
+            return
+        changed.add((number, group))
+        before = table.get(group, view.least_copies)
+        self._wishes.set(number, group, copies if copies > view.least_copies else 0)
+        after = max(view.least_copies, self._wishes.most(group))
+        if after > view.least_copies:
+            table[group] = after
+        else:
+            table.pop(group, None)
+        if after != before:
+            action = "raise" if after > before else "lower"
+            event = ClusterEvent(self._names[number], action, group, after, order.reason)
+            decision.events.append(event)
+
+    def _give(
+        self,
+        number: int,
+        order: PageOrder | MoveSession,
+        view: ClusterView,
+        decision: Decision,
+        holders: Holders,
+    ) -> None:
+        key = _key(order)
+        if key in self._given or (not isinstance(order, MoveSession) and not order.pages):
+            return
+        refused, size = "", 0
+        if len(decision.given) >= MOST_ORDERS:
+            refused = f"{MOST_ORDERS} orders were given in this round"
+        elif isinstance(order, MoveSession):
+            refused = _bad_move(order, view)
+        else:
+            refused, order, size = _checked(order, view, holders)
+        if not refused and self._bytes < min(size, BYTES_PER_S):
+            refused = f"pages move at {BYTES_PER_S >> 20} MiB a second at most"
+        if refused:
+            self._refuse(number, order, refused, view, decision)
+            return
+        self._bytes -= size
+        self._given[key] = view.now_s
+        name = self._names[number]
+        decision.given.append(Given(name, order))
+        pages = 0 if isinstance(order, MoveSession) else len(order.pages)
+        if isinstance(order, LetGo):
+            pages -= order.start
+        action = _ACTIONS[type(order)]
+        event = ClusterEvent(name, action, None, 0, order.reason, order.place, pages)
+        decision.events.append(event)
+
+    def _refuse(
+        self, number: int, order: Order, why: str, view: ClusterView, decision: Decision
+    ) -> None:
+        name = self._names[number]
+        told = (name, _key(order), why)
+        reason = f"{why} ({order.reason})"
+        if isinstance(order, SetCopies):
+            event = ClusterEvent(name, "refuse", order.group, order.copies, reason)
+        else:
+            event = ClusterEvent(name, "refuse", None, 0, reason, order.place)
+        if told not in self._told:
+            self._told[told] = view.now_s
+            decision.events.append(event)
+
+    def _failed(self, number: int, reason: str, decision: Decision) -> None:
+        name = self._names[number]
+        self.failures[number] += 1
+        failures = self.failures[number]
         # The first one and then ever fewer: a policy that always raises must not fill the log.
-        if self.failures & (self.failures - 1) == 0:
-            log.error("cluster policy %s: %s (%d failures)", self._name, reason, self.failures)
-            events.append(ClusterEvent(self._name, "fail", None, 0, reason))
-        return []
+        if failures & (failures - 1) == 0:
+            log.error("cluster policy %s: %s (%d failures)", name, reason, failures)
+            decision.events.append(ClusterEvent(name, "fail", None, 0, reason))
+
+
+def _key(order: Order) -> tuple[object, ...]:
+    if isinstance(order, SetCopies):
+        return ("copies", order.group, order.copies)
+    if isinstance(order, MoveSession):
+        return ("move", order.session, order.place)
+    return (type(order).__name__, order.place, order.pages[-1] if order.pages else b"")
 
 
 def _is_order(proposal: object) -> bool:
-    if not isinstance(proposal, SetCopies):
+    fields = _FIELDS.get(type(proposal))
+    if fields is None:
         return False
-    fields: tuple[object, ...] = (proposal.group, proposal.copies, proposal.reason)
-    return all(map(isinstance, fields, (bytes, int, str)))
+    if not all(isinstance(getattr(proposal, name), kind) for name, kind in fields.items()):
+        return False
+    return all(isinstance(page, bytes) for page in getattr(proposal, "pages", ()))
 
 
-def _refusal(order: SetCopies, view: ClusterView) -> str:
+def _bad_copies(order: SetCopies, view: ClusterView) -> str:
     """Return why an order cannot be carried out; nothing where it can."""
     if order.copies < view.least_copies:
         return f"every page has {view.least_copies} copies at least"
     if order.copies > max(view.nodes, view.least_copies):
         return f"there are {view.nodes} nodes"
     return ""
+
+
+def _bad_move(order: MoveSession, view: ClusterView) -> str:
+    session = next((one for one in view.sessions if one.session == order.session), None)
+    place = view.place(order.place)
+    if session is None:
+        return f"there is no conversation {order.session}"
+    if place is None or place.kind is not PlaceKind.WORKER:
+        return f"there is no worker {order.place}"
+    if place.draining:
+        return f"{order.place} is leaving"
+    if place.model_root != session.model_root:
+        return f"{order.place} has another model"
+    if session.place == order.place:
+        return f"it is at {order.place} already"
+    return ""
+
+
+def _checked(order: PageOrder, view: ClusterView, holders: Holders) -> tuple[str, PageOrder, int]:
+    """Return why an order about pages is refused, or nothing; what is left of it; how many bytes move."""
+    place = view.place(order.place)
+    refused = ""
+    if place is None or (place.kind is not PlaceKind.WORKER and not isinstance(order, LetGo)):
+        refused = f"there is no worker {order.place}"
+    elif len(order.pages) > MOST_PAGES:
+        refused = f"it is about {len(order.pages)} pages, and {MOST_PAGES} is the most"
+    elif not isinstance(order, LetGo) and not view.nodes:
+        refused = "no pool node is up"
+    if refused or place is None:
+        return refused, order, 0
+    if isinstance(order, LetGo):
+        return _let_go(order, place.kind, holders)
+    pooled = holders.pooled(order.pages)
+    here = holders.held(order.pages).get(order.place, 0)
+    if isinstance(order, StorePages):
+        refused = "" if here > pooled else "the pool has what is there"
+        kept = replace(order, pages=order.pages[:here])
+        return refused, kept, max(0, here - pooled) * place.page_bytes
+    if place.draining:
+        refused = f"{order.place} is leaving"
+    elif not place.has_host:
+        refused = f"{order.place} keeps nothing in host memory"
+    elif pooled <= here:
+        refused = "the pool has no more than is there"
+    size = max(0, pooled - here) * place.page_bytes
+    return refused, replace(order, pages=order.pages[:pooled]), size
+
+
+def _let_go(order: LetGo, kind: PlaceKind, holders: Holders) -> tuple[str, PageOrder, int]:
+    if not 0 <= order.start < len(order.pages):
+        return "it is about no page", order, 0
+    elsewhere = len(order.pages)
+    if not order.also_last and kind is PlaceKind.POOL:
+        elsewhere = max(holders.held(order.pages).values(), default=0)
+    elif not order.also_last:
+        elsewhere = holders.pooled(order.pages)
+    refused = "" if elsewhere > order.start else "they are the last copies"
+    return refused, replace(order, pages=order.pages[:elsewhere]), 0

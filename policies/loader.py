@@ -10,6 +10,9 @@
       routing:
         policy: cost
         miss_weight: 5
+      migration:
+        - policy: spill-to-pool
+          above: 0.9
 
 Covers what the file may say; a bad one never takes effect, and all that is wrong with it is
 reported at once. Does not cover YAML itself (`pie.policies.document`) or what policies there are
@@ -24,10 +27,17 @@ from pathlib import Path
 from pie.policies.document import MAX_BYTES, Entry, Value, parse_document
 from pie.policies.errors import PolicyFileError, Problem
 from pie.policies.options import check_options
-from pie.policies.policy_set import PolicySet, PolicySpec
+from pie.policies.policy_set import PolicySet, PolicySpec, always
 from pie.policies.prefix_loader import PREFIXES, read_prefixes
 from pie.policies.prefixes import NamedPrefix, Prefixes
-from pie.policies.registry import DEFAULT, PolicyKind, UnknownPolicyError, did_you_mean, resolve
+from pie.policies.registry import (
+    ALWAYS,
+    DEFAULT,
+    PolicyKind,
+    UnknownPolicyError,
+    did_you_mean,
+    resolve,
+)
 from pie.policies.rule_loader import read_rules
 from pie.policies.rules import Rule
 from pie.policies.tag_warnings import tag_warnings
@@ -35,8 +45,10 @@ from pie.policies.tag_warnings import tag_warnings
 _RULES = "rules"
 _HALVES: Mapping[str, tuple[PolicyKind, ...]] = {
     "worker": (PolicyKind.RETENTION,),
-    "cluster": (PolicyKind.ROUTING, PolicyKind.REPLICATION),
+    "cluster": (PolicyKind.ROUTING, PolicyKind.REPLICATION, PolicyKind.MIGRATION),
 }
+_MOST_MIGRATION = 16
+"""Every one of them is asked once a second."""
 
 
 def load_policy_file(file: Path | None) -> PolicySet:
@@ -71,6 +83,7 @@ def load_policies(text: str | bytes, *, name: str, folder: Path | None = None) -
     problems: list[Problem] = []
     specs: dict[PolicyKind, PolicySpec] = {}
     rules: tuple[Rule, ...] = ()
+    migration = always()
     prefixes: Mapping[str, NamedPrefix] = {}
     root = parse_document(text, problems)
     halves = _mapping(root, "", "two halves, `worker` and `cluster`", problems)
@@ -96,6 +109,9 @@ def load_policies(text: str | bytes, *, name: str, folder: Path | None = None) -
                 problems.append(_unknown_key(entry, half.key, allowed, hint))
                 continue
             kind = PolicyKind(entry.key)
+            if kind is PolicyKind.MIGRATION:
+                migration = _several(entry.value, f"{half.key}.{kind}", folder, problems)
+                continue
             spec = _spec(kind, entry.value, f"{half.key}.{kind}", folder, problems)
             if spec is not None:
                 specs[kind] = spec
@@ -104,12 +120,39 @@ def load_policies(text: str | bytes, *, name: str, folder: Path | None = None) -
     chosen = {str(kind): spec for kind, spec in specs.items()}
     return PolicySet(
         **chosen,
+        migration=migration,
         rules=rules,
         text=text if isinstance(text, str) else text.decode("utf-8-sig"),
         folder=folder,
         prefixes=Prefixes(prefixes),
         warnings=tuple(tag_warnings(rules)),
     )
+
+
+def _several(
+    value: Value, path: str, folder: Path | None, problems: list[Problem]
+) -> tuple[PolicySpec, ...]:
+    """Return the migration policies that a list names, and those that are always there."""
+    if value.items is None:
+        if value.plain is not None:
+            message = "must be a list of policies, each a name or `policy: name` with its options"
+            problems.append(Problem(value.line, value.column, path, message))
+        return always()
+    if len(value.items) > _MOST_MIGRATION:
+        message = f"has {len(value.items)} policies; at most {_MOST_MIGRATION} are allowed"
+        problems.append(Problem(value.line, value.column, path, message))
+        return always()
+    specs: list[PolicySpec] = []
+    for number, item in enumerate(value.items):
+        spec = _spec(PolicyKind.MIGRATION, item, f"{path}[{number}]", folder, problems)
+        if spec is None:
+            continue
+        if spec.name in ALWAYS and spec.name in {one.name for one in specs}:
+            message = f"{spec.name!r} is named twice"
+            problems.append(Problem(item.line, item.column, f"{path}[{number}]", message))
+        specs.append(spec)
+    named = {spec.name for spec in specs}
+    return (*specs, *(spec for spec in always() if spec.name not in named))
 
 
 def _spec(

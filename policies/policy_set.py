@@ -7,18 +7,21 @@ Covers making policies from what the file says. Does not cover reading the file
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
 from pie.policies.aside import AsidePolicy
 from pie.policies.cluster_policy import ClusterPolicy
+from pie.policies.drain import Drain
 from pie.policies.errors import Problem
+from pie.policies.prefetch import Prefetch
 from pie.policies.prefixes import Prefixes
-from pie.policies.registry import BUILTIN, DEFAULT, PolicyClass, PolicyKind, resolve
+from pie.policies.registry import ALWAYS, BUILTIN, DEFAULT, PolicyClass, PolicyKind, resolve
 from pie.policies.retention import RetentionPolicy
 from pie.policies.routing import RoutingPolicy
 from pie.policies.rules import Rule, Ruled
+from pie.policies.spill_to_pool import SpillToPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +43,32 @@ def default_spec(kind: PolicyKind) -> PolicySpec:
     return PolicySpec(DEFAULT[kind], resolve(kind, DEFAULT[kind]))
 
 
+def always() -> tuple[PolicySpec, ...]:
+    """Return the migration policies that are in force where the file names none."""
+    return tuple(PolicySpec(name, resolve(PolicyKind.MIGRATION, name)) for name in ALWAYS)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerMoves:
+    """What policies say of pages that a worker moves by itself."""
+
+    looks_ahead: int = 4
+    """Requests from the head of its queue on whose pages are brought near."""
+    stores_as_made: bool = True
+    """Whether it stores pages in the pool as it makes them."""
+    drain_share: float = 0.5
+    """How much of the time that it has to end goes to handing pages on, at most."""
+
+
 @dataclass(frozen=True, slots=True)
 class PolicySet:
-    """All policies in force; `PolicySet()` is the built-ins `lru` and `cost`."""
+    """All policies in force; `PolicySet()` is the built-ins `lru`, `cost` and `fixed`, and `ALWAYS`."""
 
     retention: PolicySpec = field(default_factory=lambda: default_spec(PolicyKind.RETENTION))
     routing: PolicySpec = field(default_factory=lambda: default_spec(PolicyKind.ROUTING))
     replication: PolicySpec = field(default_factory=lambda: default_spec(PolicyKind.REPLICATION))
+    migration: tuple[PolicySpec, ...] = field(default_factory=always)
+    """Those of the file in its order, and then those of `ALWAYS` that it does not name."""
     rules: tuple[Rule, ...] = ()
     """What comes before the retention policy, the first rule that fits a page for it."""
     text: str | None = field(default=None, compare=False)
@@ -86,3 +108,25 @@ class PolicySet:
     def new_replication(self) -> ClusterPolicy:
         """Return a new policy for copies in the pool; the router that leads asks it."""
         return cast(ClusterPolicy, self.replication.build())
+
+    def new_cluster(self) -> list[tuple[str, ClusterPolicy]]:
+        """Return all new policies over the whole cluster, with their names."""
+        specs = (self.replication, *self.migration)
+        return [(spec.name, cast(ClusterPolicy, spec.build())) for spec in specs]
+
+    def same_cluster(self, other: PolicySet) -> bool:
+        """Say whether the cluster is treated alike by both."""
+        return (self.replication, self.migration) == (other.replication, other.migration)
+
+    def worker_moves(self) -> WorkerMoves:
+        """Return what the policies say of pages that each worker moves by itself."""
+        moves = WorkerMoves()
+        for spec in self.migration:
+            policy = spec.build()
+            if isinstance(policy, Prefetch):
+                moves = replace(moves, looks_ahead=policy.requests)
+            elif isinstance(policy, SpillToPool):
+                moves = replace(moves, stores_as_made=policy.as_made)
+            elif isinstance(policy, Drain):
+                moves = replace(moves, drain_share=policy.share)
+        return moves

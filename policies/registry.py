@@ -23,9 +23,13 @@ from pie.policies.adaptive import AdaptiveRetention
 from pie.policies.arc import ArcRetention
 from pie.policies.cluster_policy import ClusterPolicy, FixedCopies
 from pie.policies.containing import is_own
+from pie.policies.drain import Drain
 from pie.policies.errors import PolicyError
+from pie.policies.follow_session import FollowSession
 from pie.policies.frequency import CostRetention, LfuRetention
 from pie.policies.lru import LruRetention
+from pie.policies.prefetch import Prefetch
+from pie.policies.rebalance import Rebalance
 from pie.policies.replicate_hot import ReplicateHot
 from pie.policies.retention import RetentionPolicy
 from pie.policies.routing import RoutingPolicy
@@ -34,6 +38,7 @@ from pie.policies.routing_cost import CostRouting
 from pie.policies.routing_plain import LeastLoadedRouting, PowerOfTwoRouting, RoundRobinRouting
 from pie.policies.routing_weighted import WeightedRouting
 from pie.policies.s3_fifo import S3FifoRetention
+from pie.policies.spill_to_pool import SpillToPool
 
 
 class PolicyKind(enum.StrEnum):
@@ -42,6 +47,7 @@ class PolicyKind(enum.StrEnum):
     RETENTION = "retention"
     ROUTING = "routing"
     REPLICATION = "replication"
+    MIGRATION = "migration"
 
 
 PolicyClass = type[RetentionPolicy] | type[RoutingPolicy] | type[ClusterPolicy]
@@ -68,6 +74,13 @@ BUILTIN: Mapping[PolicyKind, Mapping[str, PolicyClass]] = {
         "fixed": FixedCopies,
         "replicate-hot": ReplicateHot,
     },
+    PolicyKind.MIGRATION: {
+        "drain": Drain,
+        "prefetch": Prefetch,
+        "spill-to-pool": SpillToPool,
+        "follow-session": FollowSession,
+        "rebalance": Rebalance,
+    },
 }
 """Classes of the built-in policies by name."""
 
@@ -75,13 +88,18 @@ DEFAULT: Mapping[PolicyKind, str] = {
     PolicyKind.RETENTION: "lru",
     PolicyKind.ROUTING: "cost",
     PolicyKind.REPLICATION: "fixed",
+    PolicyKind.MIGRATION: "drain",
 }
-"""The policy of each kind where the file names none."""
+"""The policy of each kind where the file names none; of migration the first of those in `ALWAYS`."""
+
+ALWAYS = ("drain", "prefetch", "spill-to-pool")
+"""Migration policies that are in force with their defaults where the file does not name them."""
 
 _METHODS: Mapping[PolicyKind, Mapping[str, int]] = {
     PolicyKind.RETENTION: {"stored": 2, "hit": 3, "removed": 2, "victims": 2},
     PolicyKind.ROUTING: {"choose": 2},
     PolicyKind.REPLICATION: {"decide": 1},
+    PolicyKind.MIGRATION: {"decide": 1},
 }
 """What a class of each kind must have, with the number of arguments it is called with."""
 

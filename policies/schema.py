@@ -34,6 +34,10 @@ def policy_schema() -> dict[str, object]:
                 {
                     "routing": _policy(PolicyKind.ROUTING),
                     "replication": _policy(PolicyKind.REPLICATION),
+                    "migration": {
+                        "type": ["array", "null"],
+                        "items": _policy(PolicyKind.MIGRATION),
+                    },
                 }
             ),
             "prefixes": {

@@ -1,15 +1,21 @@
-"""What those who run a router may ask of it beyond its status: why requests went where they went.
+"""What those who run a router may ask of it beyond its status.
 
-Covers `/admin`. Does not cover who may ask (`pie.router.app`) or records of requests
+Covers `/admin`: why requests went where they went, and that a worker leaves. Does not cover who may ask (`pie.router.app`) or records of requests
 (`pie.router.explain`).
 """
 
 from __future__ import annotations
 
+import msgspec
+
+from pie.page.events import PlaceId
 from pie.router.api.explained import ExplainedList
-from pie.router.errors import ApiError, shown
+from pie.router.api.places import DrainBody, WorkerDrained
+from pie.router.errors import ApiError, invalid, shown
 from pie.router.exchange import Exchange
 from pie.router.explain import ExplainStore
+from pie.router.workers import WorkerSet
+from pie.wire import WireError
 
 _LISTED = 100
 _ANSWER_PREFIXES = ("chatcmpl-", "cmpl-")
@@ -18,8 +24,30 @@ _ANSWER_PREFIXES = ("chatcmpl-", "cmpl-")
 class Admin:
     """Handlers of `/admin`."""
 
-    def __init__(self, explained: ExplainStore) -> None:
+    def __init__(self, explained: ExplainStore, workers: WorkerSet) -> None:
         self._explained = explained
+        self._workers = workers
+
+    async def drain(self, exchange: Exchange) -> None:
+        """Let a worker take no more requests and hand on what only it has; answer when that is over."""
+        name = str(exchange.scope["path_params"]["worker"])
+        if exchange.header(b"content-type") is None:
+            # A page in somebody's browser can send a body without a type to any host, unasked.
+            raise ApiError(415, "Content-Type is missing.", code="unsupported_media_type")
+        try:
+            body = msgspec.json.decode(await exchange.body(), type=DrainBody)
+        except msgspec.DecodeError as error:
+            raise invalid(f"body: {error}", "body") from error
+        link = self._workers.links.get(PlaceId(name))
+        if link is None:
+            known = ", ".join(sorted(self._workers.links)) or "none"
+            text = f"There is no worker {shown(name)}; those that are up: {known}."
+            raise ApiError(404, text, param="worker", code="not_found")
+        try:
+            done = await link.drain(body.timeout_s)
+        except WireError as error:
+            raise ApiError(503, f"{name}: {error}", code="worker_down") from error
+        await exchange.respond_json(200, WorkerDrained(name, done.moved, done.left))
 
     async def requests(self, exchange: Exchange) -> None:
         """Answer with the names of the latest requests."""

@@ -151,6 +151,11 @@ class RouterApp:
                     self._endpoint(self._admin.request, admin=True),
                     methods=get,
                 ),
+                Route(
+                    "/admin/workers/{worker}/drain",
+                    self._endpoint(self._admin.drain, admin=True),
+                    methods=post,
+                ),
                 *self._inferlets.routes(self._endpoint),
                 Route(
                     "/admin/policies",

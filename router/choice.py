@@ -10,7 +10,6 @@ from __future__ import annotations
 import bisect
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -25,6 +24,7 @@ from pie.policies.routing import Choice, RequestView, RoutingPolicy, WorkerView,
 from pie.policies.routing_cost import CostRouting
 from pie.router.books import WorkerBooks
 from pie.router.coming import Coming, for_worker, in_making, longest_wait_s
+from pie.router.conversations import Conversations
 from pie.router.demand import Demand
 from pie.router.metrics import RouterMetrics
 from pie.router.prefix import Prefix
@@ -35,8 +35,6 @@ log = logging.getLogger("pie.router.choice")
 _Segments = Sequence[tuple[PartMask, int]]
 _NEAREST = ((Tier.HOST, "host"), (Tier.DISK, "disk"))
 _DEVICE = 1 << Tier.DEVICE
-_MOST_SESSIONS = 65_536
-"""Conversations of which it is remembered where they are: the latest ones, some 10 MB."""
 _HOT_REQUESTS = 8
 """A page that so many requests share at this moment is hot."""
 _HOP_PAGES = 64
@@ -107,8 +105,7 @@ class Chooser:
         self._metrics = metrics
         self.demand = Demand()
         """What is asked for."""
-        self._sessions: OrderedDict[tuple[str | None, str], PlaceId] = OrderedDict()
-        """Where the latest request of each conversation went, by salt and name."""
+        self.conversations = Conversations()
 
     def choose(
         self,
@@ -119,20 +116,20 @@ class Chooser:
         session: str | None,
     ) -> Chosen[Link]:
         """Return the worker for a prompt. `links` is never empty."""
-        runs_by_root: dict[tuple[RootKey, int], _Runs] = {}
+        runs_by_root: dict[tuple[RootKey, int], Runs] = {}
         tokens = len(prefix.ids)
         views: dict[PlaceId, tuple[WorkerView, Link]] = {}
         conversation = None if session is None else (prefix.salt, session)
-        latest = None if conversation is None else self._sessions.get(conversation)
+        latest = None if conversation is None else self.conversations.place_of(conversation)
         rates = FleetRates(link.rates for link in links)
         held_at: dict[PlaceId, Held] = {}
         for link in links:
             record = link.record
             assert record.model_root is not None
-            root = (record.model_root, record.page_tokens)
-            if root not in runs_by_root:
-                runs_by_root[root] = _Runs(self._index, prefix.keys(*root))
-            held_at[record.place] = runs_by_root[root].held(link)
+            model = (record.model_root, record.page_tokens)
+            if model not in runs_by_root:
+                runs_by_root[model] = Runs(self._index, prefix.keys(*model))
+            held_at[record.place] = runs_by_root[model].held(link)
         if self._awaits:
             for runs in runs_by_root.values():
                 runs.find_coming(rates)
@@ -163,17 +160,19 @@ class Chooser:
             ),
             [view for view, _ in views.values()],
         )
-        self.demand.used(runs.keys, time.monotonic())
-        if conversation is not None:
-            self._remember(conversation, choice.place)
         chosen, link = views[choice.place]
-        assert link.record.model_root is not None
+        root = link.record.model_root
+        assert root is not None
+        keys, now_s = runs_by_root[root, link.record.page_tokens].keys, time.monotonic()
+        self.demand.used(keys, now_s)
+        if conversation is not None:
+            self.conversations.began(conversation, choice.place, root, keys, now_s)
         awaited = chosen.awaited_tokens(tokens)
         compute_ms = awaited * 1000 / divisible(chosen.prefill_tokens_per_s)
         return Chosen(
             link,
             prefix,
-            runs_by_root[link.record.model_root, link.record.page_tokens].keys,
+            keys,
             min(chosen.device_tokens + sum(chosen.loads.values()), tokens - 1),
             choice,
             tuple(view for view, _ in views.values()),
@@ -185,12 +184,6 @@ class Chooser:
     def replace_policy(self, policy: RoutingPolicy) -> None:
         """Let another policy decide from now on; conversations keep their workers."""
         self._policy = policy
-
-    def _remember(self, conversation: tuple[str | None, str], place: PlaceId) -> None:
-        self._sessions[conversation] = place
-        self._sessions.move_to_end(conversation)
-        if len(self._sessions) > _MOST_SESSIONS:
-            self._sessions.popitem(last=False)
 
     def _decide(self, request: RequestView, workers: Sequence[WorkerView]) -> Choice:
         """Ask the policy; where it fails, the built-in answers."""
@@ -220,7 +213,7 @@ def _hot_pages(keys: Sequence[PageKey], links: Sequence[WorkerBooks]) -> int:
     )
 
 
-class _Runs:
+class Runs:
     """Who holds the pages of one prompt."""
 
     def __init__(self, index: IndexReader, keys: Sequence[PageKey]) -> None:
@@ -263,6 +256,14 @@ class _Runs:
     def coming(self, place: PlaceId) -> Coming | None:
         """Return what a worker could wait for."""
         return for_worker(place, self._coming) if self._coming else None
+
+    def held_by(self, record: PlaceRecord) -> int:
+        """Return how many leading pages a worker has itself, in any tier."""
+        return held_pages(_segments(self._runs.get(record.place, ())), (), record).pages
+
+    def pooled(self) -> int:
+        """Return how many leading pages pool nodes have together."""
+        return sum(pages for _, pages in self._pool(0))
 
     def _pool(self, start: int) -> _Segments:
         """Return the run that pool nodes hold together from page `start` on; before it they hold nothing.

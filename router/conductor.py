@@ -1,30 +1,29 @@
 """Cluster policies at work: one router of all asks them, once a second, and orders what they want.
 
-Covers the lease that says which router that is, the view, and writing orders and events to Redis. Does
-not cover what is decided (`pie.policies`) or how places carry it out (`pie.pool.migration`).
+Covers the lease that says which router that is, the rounds, and writing orders and events to Redis. Does not
+cover what policies are shown (`pie.router.overview`), what is decided (`pie.policies`), orders on their way
+(`pie.router.ordering`) or how places carry them out (`pie.pool.migration`, `pie.worker.orders`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import functools
 import logging
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 
-from pie.index.contract import PlaceRecord
 from pie.index.errors import PageIndexError
 from pie.index.lease import Lease
 from pie.index.orders import CopiesTable, LoggedEvent, Orders
 from pie.index.settings import IndexSettings
 from pie.index.trouble import Trouble
-from pie.page.events import PlaceKind
-from pie.page.key import PageKey
-from pie.policies.cluster_manager import ClusterEvent, ClusterManager
-from pie.policies.cluster_policy import ClusterView, GroupView
+from pie.policies.cluster_manager import ClusterEvent, ClusterManager, Decision
+from pie.policies.cluster_policy import MoveSession
 from pie.policies.policy_set import PolicySet
-from pie.router.demand import Demand
+from pie.router.aside import AskedAside
+from pie.router.ordering import Ordering
+from pie.router.overview import Overview
 
 log = logging.getLogger("pie.router.conductor")
 
@@ -34,10 +33,6 @@ _DEADLINE_S = 1.0
 """What a policy has to answer."""
 _AGAIN_S = 60.0
 """A table that has not changed is set again so often, so that it is not forgotten."""
-_SHOWN = 256
-"""Groups that a policy is shown, beside those with more copies."""
-
-Decided = tuple[dict[PageKey, int], list[ClusterEvent]]
 
 
 class Conductor:
@@ -46,8 +41,8 @@ class Conductor:
     Args:
         url: Redis.
         name: What this router is called, for the lease.
-        demand: What is asked for here.
-        places: Says which places there are.
+        overview: What policies are shown.
+        ordering: Who takes orders to workers; closed with this.
         policies: Those in force when it starts.
         settings: Key prefix and time limits.
     """
@@ -56,21 +51,21 @@ class Conductor:
         self,
         url: str,
         name: str,
-        demand: Demand,
-        places: Callable[[], list[PlaceRecord]],
+        overview: Overview,
+        ordering: Ordering,
         policies: PolicySet,
         *,
         settings: IndexSettings | None = None,
     ) -> None:
         self._orders = Orders(url, settings)
         self._lease = Lease(url, "policies", name, ttl_s=_LEASE_S, settings=settings)
-        self._demand = demand
-        self._places = places
-        self._manager = _manager(policies)
+        self._overview = overview
+        self._ordering = ordering
+        self._manager = ClusterManager(policies.new_cluster())
+        self._aside = AskedAside(len(self._manager.names))
         self._trouble = Trouble(log)
         self._set_s = float("-inf")
         self._task: asyncio.Task[None] | None = None
-        self._asked: asyncio.Future[Decided] | None = None
         self.leads = False
         """Whether this router holds the lease."""
 
@@ -80,13 +75,15 @@ class Conductor:
 
     def replace_policies(self, policies: PolicySet) -> None:
         """Ask other policies from now on."""
-        self._manager = _manager(policies)
+        self._manager = ClusterManager(policies.new_cluster())
+        self._aside = AskedAside(len(self._manager.names))
 
     async def close(self) -> None:
         """Stop, and let another router lead."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        await self._ordering.close()
         await asyncio.to_thread(self._give_back)
 
     def _give_back(self) -> None:
@@ -115,64 +112,53 @@ class Conductor:
             return
         table = await asyncio.to_thread(self._orders.table)
         before, now_s = table.by_key(), time.monotonic()
-        view = self._view(before, now_s)
-        decided = await self._decide(view, before)
-        if decided is None:
+        manager, aside = self._manager, self._aside
+        manager.inherit(before)
+        view = await self._overview.view(before, now_s)
+        questions = [
+            functools.partial(manager.ask, number, manager.shown(number, view))
+            for number in range(len(manager.names))
+        ]
+        asked, late = await aside.ask(questions, _DEADLINE_S)
+        for number in late:
+            log.error(
+                "the cluster policy %s has not answered in %g s; nothing of it changes",
+                manager.names[number],
+                _DEADLINE_S,
+            )
+        if manager is not self._manager:
             return
-        after, events = decided
+        decision = manager.dispose(asked, view, before, self._overview)
+        self._carry_out(decision, now_s)
+        after = decision.table
         if after != before or (after and now_s - self._set_s >= _AGAIN_S):
             self._set_s = now_s
             changed = CopiesTable(table.seq + 1, {group.hex(): n for group, n in after.items()})
             await asyncio.to_thread(self._orders.set_table, changed)
+        await self._log([*decision.events, *self._ordering.take_told()])
+
+    def _carry_out(self, decision: Decision, now_s: float) -> None:
+        for given in decision.given:
+            order = given.order
+            if isinstance(order, MoveSession):
+                self._overview.conversations.move(order.session, order.place, now_s)
+            else:
+                self._ordering.send(given)
+
+    async def _log(self, events: Sequence[ClusterEvent]) -> None:
         if events:
             await asyncio.to_thread(self._orders.log, [_logged(event) for event in events])
-
-    async def _decide(self, view: ClusterView, table: Mapping[PageKey, int]) -> Decided | None:
-        """Ask the policy; None where it has not answered in time, or has not yet answered before.
-
-        On a thread of its own, which ends with the process: a policy that hangs holds up nobody.
-        """
-        if self._asked is not None and not self._asked.done():
-            return None
-        manager, loop = self._manager, asyncio.get_running_loop()
-        asked: asyncio.Future[Decided] = loop.create_future()
-        self._asked = asked
-
-        def settle(decided: Decided) -> None:
-            if not asked.done():
-                asked.set_result(decided)
-
-        def work() -> None:
-            decided = manager.decide(view, table)
-            with contextlib.suppress(RuntimeError):  # The loop is closed.
-                loop.call_soon_threadsafe(settle, decided)
-
-        threading.Thread(target=work, name="pie-cluster-policy", daemon=True).start()
-        await asyncio.wait([asked], timeout=_DEADLINE_S)
-        if asked.done():
-            return asked.result()
-        log.error("the cluster policy has not answered in %g s; nothing changes", _DEADLINE_S)
-        return None
-
-    def _view(self, table: dict[PageKey, int], now_s: float) -> ClusterView:
-        nodes = [one for one in self._places() if one.kind is PlaceKind.POOL and not one.draining]
-        least = max((one.copies for one in nodes), default=1)
-        demand = self._demand
-        shown = dict.fromkeys([*table, *demand.hottest(_SHOWN, now_s)])
-        groups = [
-            GroupView(group, demand.uses_per_s(group, now_s), table.get(group, least))
-            for group in shown
-        ]
-        groups.sort(key=lambda one: -one.uses_per_s)
-        return ClusterView(len(nodes), least, groups, now_s)
-
-
-def _manager(policies: PolicySet) -> ClusterManager:
-    return ClusterManager(policies.new_replication(), policies.replication.name)
 
 
 def _logged(event: ClusterEvent) -> LoggedEvent:
     group = "" if event.group is None else event.group.hex()
     return LoggedEvent(
-        round(time.time(), 3), event.policy, event.action, group, event.copies, event.reason
+        round(time.time(), 3),
+        event.policy,
+        event.action,
+        group,
+        event.copies,
+        event.reason,
+        event.place,
+        event.pages,
     )

@@ -11,10 +11,11 @@ them for penalties, and draws the next token for the next output position.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from pie.router.books import Running
 from pie.router.choice import Chooser, Chosen
@@ -88,7 +89,8 @@ class Dispatcher:
             before = len(generation.output_ids)
             tried = Tried(chosen, before)
             generation.history.append(tried)
-            ending = await self._attempt(generation, chosen)
+            with self._conversation(generation, chosen):
+                ending = await self._attempt(generation, chosen)
             generation.chosen = None
             tried.ending = ending.value
             if ending is Ending.DONE:
@@ -193,6 +195,25 @@ class Dispatcher:
             generation.history[-1].ending = ending.value
             raise self._late()
         return ending
+
+    @contextlib.contextmanager
+    def _conversation(self, generation: Generation, chosen: Chosen[WorkerLink]) -> Iterator[None]:
+        """Note that a request of a conversation runs, and which pages the conversation has then."""
+        session, salt, record = generation.order.session, chosen.prefix.salt, chosen.link.record
+        if session is None:
+            yield
+            return
+        assert record.model_root is not None
+        known, key = self._chooser.conversations, (salt, session)
+        tag = session_tag(record.model_root, salt, session, self._secret)
+        known.named(key, tag, tenant_tag(record.model_root, salt, self._secret))
+        try:
+            yield
+        finally:
+            # The last token was drawn, and what it would add to a page is not computed.
+            tokens = len(generation.order.prompt.ids) + max(0, len(generation.output_ids) - 1)
+            keys = generation.prefix.keys(record.model_root, record.page_tokens)
+            known.ended(key, keys[: tokens // record.page_tokens], time.monotonic())
 
     def _remaining_s(self, generation: Generation) -> float:
         """Return the time that a request has left; 0 for none."""

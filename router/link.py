@@ -17,8 +17,11 @@ from pie.router.asking import ask_status
 from pie.router.books import Running, WorkerBooks
 from pie.wire import Buffer, WireClient, WireError, WireSettings, WireTimeout
 from pie.wire.address import check_address, check_keys
+from pie.wire.ids import new_request_id
 from pie.wire.messages import (
     Cancel,
+    Drained,
+    DrainNode,
     Generate,
     Message,
     Refused,
@@ -26,12 +29,15 @@ from pie.wire.messages import (
     StepTokens,
     TokenDelta,
 )
+from pie.wire.place_orders import BringNear, LetGoOf, PagesMoved, StoreInPool
 from pie.wire.program_runs import ProgramEvents, StartProgram, TellProgram
 from pie.wire.settings import WORKER_LIMITS
 
 log = logging.getLogger("pie.router.link")
 
 _RECONNECT_S = 0.5
+_DRAINED_S = 20.0
+"""How much longer than it was given a worker may take to say that it is drained."""
 _PROGRAM_SILENT_S = 40.0
 """A worker says every ten seconds that a program still runs."""
 _MOST_PROGRAM_EVENTS = 1 << 40
@@ -69,6 +75,7 @@ class WorkerLink(WorkerBooks):
         return (
             client is not None
             and not self.retired
+            and not self.record.draining
             and client.is_up
             and client.epoch == self.record.epoch
         )
@@ -121,6 +128,38 @@ class WorkerLink(WorkerBooks):
         """Return what the worker says of itself; None where it says nothing in time."""
         client = self._client
         return None if client is None else await ask_status(client, self.record, timeout_s)
+
+    async def order(
+        self, message: StoreInPool | BringNear | LetGoOf, *, timeout_s: float
+    ) -> PagesMoved:
+        """Give the worker an order about pages, and return what became of it.
+
+        Raises:
+            RefusedError: It does not carry it out.
+            WireError: It is gone, or does not answer in time.
+        """
+        client = self._client
+        if client is None:
+            raise WireTimeout("not connected")
+        answer, _ = await client.request(message, timeout_s=timeout_s)
+        if not isinstance(answer, PagesMoved):
+            raise WireError(f"it answered with {type(answer).__name__}")
+        return answer
+
+    async def drain(self, timeout_s: float) -> Drained:
+        """Let the worker take no more requests, and return which pages it handed on.
+
+        Raises:
+            WireError: It is gone, or does not answer in time.
+        """
+        client = self._client
+        if client is None:
+            raise WireTimeout("not connected")
+        ask = DrainNode(new_request_id(), self.record.epoch, timeout_s)
+        answer, _ = await client.request(ask, timeout_s=timeout_s + _DRAINED_S)
+        if not isinstance(answer, Drained):
+            raise WireError(f"it answered with {type(answer).__name__}")
+        return answer
 
     async def run_program(
         self, message: StartProgram, source: bytes

@@ -22,6 +22,7 @@ from pie.router.api.inferlets import (
     RunEvent,
 )
 from pie.router.api.listing import ApiErrorBody, Model, ModelList
+from pie.router.api.places import DrainBody, WorkerDrained
 from pie.router.api.policies import Applied, ApplyBody, PolicyEvents, PolicyReport
 from pie.router.api.responses import ResponsesBody
 from pie.router.api.responses_answers import Response, ResponseEvent
@@ -99,6 +100,8 @@ def document() -> dict[str, Any]:
             PolicyEvents,
             ApplyBody,
             Applied,
+            DrainBody,
+            WorkerDrained,
         ],
         ref_template=_REF + "{name}",
     )
@@ -151,6 +154,14 @@ def document() -> dict[str, Any]:
             "/admin/policies/events": {
                 "get": _answer("What cluster policies did, the newest first.", "PolicyEvents")
             },
+            "/admin/workers/{worker}/drain": {
+                "post": _answer(
+                    "Let a worker leave: no more requests, and its pages go to the pool.",
+                    "WorkerDrained",
+                    "DrainBody",
+                )
+            }
+            | _in_path("worker"),
             "/admin/requests/{request_id}": {
                 "get": _answer("What became of one request, and why.", "Explained")
                 | _in_path("request_id"),

@@ -49,6 +49,8 @@ from pie.router.memory import AnswerMemory
 from pie.router.metrics import RouterMetrics
 from pie.router.models import ModelCatalog
 from pie.router.open_files import allow_connections
+from pie.router.ordering import Ordering
+from pie.router.overview import Overview
 from pie.router.policy_desk import PolicyDesk
 from pie.router.program_runs import ProgramRuns
 from pie.router.settings import RouterSettings
@@ -159,7 +161,7 @@ class RouterService:
             metrics=self.metrics,
             census=self._census,
             status=self.status,
-            admin=Admin(explained),
+            admin=Admin(explained, self._workers),
             policy_desk=PolicyDesk(self._policies, self._tenant_tags, index_url, index),
             access=access,
             inferlets=Inferlets(settings, catalog=self._catalog, runs=self._runs, gate=self._gate),
@@ -213,8 +215,13 @@ class RouterService:
         self._conductor = Conductor(
             self._index_url,
             name,
-            self._chooser.demand,
-            lambda: list(self._mirror.places().values()),
+            Overview(
+                self._mirror,
+                lambda: self._workers.links,
+                self._chooser.demand,
+                self._chooser.conversations,
+            ),
+            Ordering(lambda: self._workers.links),
             self._policies.current,
             settings=self._index,
         )
@@ -302,10 +309,7 @@ class RouterService:
             return str(error)
         if policies.routing != self._policies.current.routing:
             self._chooser.replace_policy(policies.new_routing())
-        if (
-            self._conductor is not None
-            and policies.replication != self._policies.current.replication
-        ):
+        if self._conductor is not None and not policies.same_cluster(self._policies.current):
             self._conductor.replace_policies(policies)
         self._policies.current = policies
         return ""

@@ -18,6 +18,7 @@ from pie.page.events import Epoch, PlaceId
 from pie.page.format import PageHeader
 from pie.page.key import PageKey
 from pie.wire.orders import ChangeResult, PinPages, RemovePages, UnpinPages
+from pie.wire.place_orders import BringNear, LetGoOf, PagesMoved, StoreInPool
 from pie.wire.program_runs import ProgramEvents, ProgramTold, StartProgram, TellProgram
 
 
@@ -440,7 +441,10 @@ class MemoryShared(msgspec.Struct, frozen=True, tag="shared"):
 
 
 class DrainNode(msgspec.Struct, frozen=True, tag="drain"):
-    """Take no more pages and hand those that you have to other nodes. Answered by `Drained`."""
+    """Take no more pages and hand those that you have to other nodes. Answered by `Drained`.
+
+    A worker takes no more requests, and stores in the pool what only it has.
+    """
 
     request_id: str
     epoch: Epoch
@@ -453,7 +457,7 @@ class Drained(msgspec.Struct, frozen=True, tag="drained"):
 
     request_id: str
     moved: int
-    """Pages that other nodes took."""
+    """Pages that other nodes, or the pool, took."""
     left: int
     """Pages that nobody took in time."""
 
@@ -479,6 +483,10 @@ Message = (
     | PinPages
     | UnpinPages
     | ChangeResult
+    | StoreInPool
+    | BringNear
+    | LetGoOf
+    | PagesMoved
     | ShareMemory
     | MemoryShared
     | DrainNode

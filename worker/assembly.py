@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pie.index.contract import PlaceRecord
+from pie.index.contract import IndexWriter, PlaceRecord
 from pie.page.events import Epoch, PlaceId, PlaceKind, Tier
 from pie.policies.manager import RetentionManager
 from pie.policies.retention import RetentionPolicy
@@ -27,7 +27,9 @@ from pie.worker.errors import UnsupportedModel
 from pie.worker.generation import Vocabulary
 from pie.worker.grammar import GrammarCompiler
 from pie.worker.grammar_queue import GrammarQueue
+from pie.worker.lower_tiers import LowerTiers, open_tiers
 from pie.worker.model import Model, load_model
+from pie.worker.page_copies import PageCopies
 from pie.worker.page_table import Change, PageTable
 from pie.worker.programs.calls import ModelShape
 from pie.worker.programs.commands import ProgramCommand
@@ -41,6 +43,7 @@ from pie.worker.scheduler import Limits
 from pie.worker.settings import ModelSettings, ProgramSettings
 from pie.worker.sources import Progress
 from pie.worker.state_table import StateTable
+from pie.worker.suspended import suspended_budget
 
 log = logging.getLogger("pie.worker.assembly")
 
@@ -267,6 +270,34 @@ def make_record(
         parts=tuple(int(part) for part in model.layout.parts),
         tiers=tuple(int(tier) for tier in (Tier.DEVICE, *tiers)),
         total_pages=assembly.arena.num_pages or assembly.arena.state_slots,
+        page_bytes=model.layout.page_bytes or model.layout.state_bytes,
         takes_programs=takes_programs,
         ttl_s=ttl_s,
+    )
+
+
+def tiers_of(
+    settings: ModelSettings,
+    place: PlaceId,
+    copies: PageCopies,
+    *,
+    secret: bytes | None,
+    encryption_keys: Sequence[bytes],
+    retention: Callable[[], RetentionPolicy],
+    index: IndexWriter,
+) -> LowerTiers | None:
+    """Open the tiers below device memory; None where all are off. Blocks."""
+    kept = suspended_budget(settings.host_kv_budget, copies.names.layout)
+    return open_tiers(
+        place,
+        copies,
+        host_bytes=int(settings.host_kv_budget) - kept,
+        disk_bytes=int(settings.disk_kv_budget),
+        disk_path=settings.disk_kv_path,
+        keep_bad_pages=settings.keep_bad_pages,
+        compression=settings.disk_compression,
+        secret=secret,
+        encryption_keys=encryption_keys,
+        retention=retention,
+        index=index,
     )

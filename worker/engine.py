@@ -33,6 +33,7 @@ from pie.worker.departed import Departed
 from pie.worker.figures import Figures
 from pie.worker.forks import Forks, parent_of
 from pie.worker.generation import Generation, RequestKey, Vocabulary
+from pie.worker.lending import Lending
 from pie.worker.loadable import Loadable
 from pie.worker.offload import Offload
 from pie.worker.outcome import Drawn, Outcome, StepRunner, attempt
@@ -115,6 +116,7 @@ class Engine:
         self._states = states
         self.tables = (table,) if states is None else (table, states.slots)
         """What its policies choose victims in; the step thread's alone."""
+        self.lending = Lending(self.tables)
         self._root = root
         self._page_tokens = page_tokens
         self._vocabulary = vocabulary
@@ -173,8 +175,7 @@ class Engine:
             parts = offload.layout.attention_parts
             self._table.below = WriteBehind(self._stores, offload.tiers, parts)
             if self._states is not None:
-                below = WriteBehind(self._stores, offload.tiers, (Part.STATE,))
-                self._states.slots.below = below
+                self._states.slots.below = WriteBehind(self._stores, offload.tiers, (Part.STATE,))
         self._suspended = self._figures.suspended = suspended
         if suspended is not None:
             self._scheduler.suspender = suspended
@@ -253,12 +254,14 @@ class Engine:
             self._programs.roster.check()
             programs = self._programs.roster.users()
             states = self._programs.roster.state_users()
-        self._table.check([*users, self._stores.in_flight, programs])
+        lent = self.lending.users
+        self._table.check([*users, self._stores.in_flight, programs, lent(self._table)])
         if self._suspended is not None:
             self._suspended.check()
         if self._states is not None:
             slots = [one.working_set.state_slots for one in self._scheduler.sequences()]
-            self._states.check([*slots, self._stores.states_in_flight, states])
+            lent_states = lent(self._states.slots)
+            self._states.check([*slots, self._stores.states_in_flight, states, lent_states])
         assert {g.sequence.number for g in self._generations.values()} == set(self._by_number)
         forking = {one for one in self._by_number.values() if one.is_forking}
         assert set(self._forks.waiting()) == forking
@@ -466,8 +469,7 @@ class Engine:
         retry_after_s: float | None = None,
     ) -> None:
         self._counters.refused += 1
-        owner, request_id = key
-        self._report.refused.append((owner, Refused(request_id, code, message, retry_after_s)))
+        self._report.refused.append((key[0], Refused(key[1], code, message, retry_after_s)))
 
     def _load_wish(self, one: Loadable) -> int:
         if isinstance(one, Sequence):
@@ -479,7 +481,7 @@ class Engine:
         self._offload.load(one, self._times.prefill)
 
     def _put_store(self, page: PageToStore | None) -> None:
-        if self._offload is not None and page is not None:
+        if self._offload is not None and self._offload.stores_as_made and page is not None:
             self._stores.put(page)
 
     def _store(self) -> None:

@@ -46,6 +46,11 @@ class Holdings:
             else:
                 writer.removed(entries)
 
+    def pages(self) -> list[FrozenPage]:
+        """Return what names the pages that are held now, the latest last."""
+        with self._lock:
+            return list(self._pages.values())
+
     def snapshot(self) -> list[PageEntry]:
         """Return all that is held now."""
         with self._lock:

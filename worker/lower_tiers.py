@@ -221,6 +221,16 @@ class LowerTiers:
             count += 1
         return count
 
+    def put_fetched(self, page: Sequence[CopiedPart]) -> bool:
+        """Store parts of a page that an order brought; others leave for them where there is no room."""
+        return all(self._put(part, may_evict=True) for part in page)
+
+    def remove(self, keys: Sequence[PageKey]) -> None:
+        """Let go of pages that nobody is loading. May wait for the disk."""
+        for key in keys:
+            for part in self._parts:
+                self._cache.remove(PageId(key, part))
+
     def demote(self, victims: Sequence[tuple[PageSlot, FrozenPage]], parts: Sequence[Part]) -> None:
         """Copy parts of pages that leave device memory, where host memory has room for them.
 

@@ -22,6 +22,7 @@ from itertools import islice
 from pie.page.events import Part
 from pie.page.layout import PageLayout
 from pie.page.lookup import LookupStatus
+from pie.policies.policy_set import WorkerMoves
 from pie.pool.placement import GROUP_PAGES, group_keys
 from pie.pool.side_threads import CLOSE_S, SideThreads
 from pie.pool.tier import PageId, StoredPage, id_of
@@ -41,7 +42,7 @@ from pie.worker.loadable import Loadable
 from pie.worker.lower_tiers import LowerTiers
 from pie.worker.page_copies import PageCopies, Piece
 from pie.worker.page_pool import PagePool
-from pie.worker.prefetch import MOST_REQUESTS, Prefetch, wanted_of
+from pie.worker.prefetch import Prefetch, wanted_of
 from pie.worker.rates import Rate
 from pie.worker.sequence import Sequence
 from pie.worker.stalls import Stalls
@@ -101,7 +102,8 @@ class Offload:
         self._put = put
         self._limit_s = limit_s
         self._loop = asyncio.get_running_loop()
-        self._storing = Storing(copies, pool=pool, tiers=tiers)
+        self.storing = Storing(copies, pool=pool, tiers=tiers)
+        self._moves = WorkerMoves()
         # One that waits for the disk must not keep the others waiting.
         self._loading = {tier: SideThreads(f"pie-load-{tier}") for tier in LoadTier}
         self._jobs: set[LoadJob] = set()
@@ -126,6 +128,15 @@ class Offload:
         """How many pages were brought into host memory for requests that waited."""
         return 0 if self._prefetch is None else self._prefetch.pages
 
+    @property
+    def stores_as_made(self) -> bool:
+        """Whether pages are stored behind the step that made them: in the pool, or below."""
+        return self.tiers is not None or self._moves.stores_as_made
+
+    def set_moves(self, moves: WorkerMoves) -> None:
+        """Do from now on what policies say of pages that move; from any thread."""
+        self._moves = moves
+
     def wish(self, sequence: Loadable, compute: Rate) -> int:
         """Return how many pages after its frozen ones a sequence should load; 0 to compute them."""
         runs = self._runs(sequence)
@@ -143,7 +154,8 @@ class Offload:
 
     def look_ahead(self, waiting: Iterable[Sequence]) -> None:
         """Bring into host memory what the first requests in the queue will want, while they wait."""
-        before, self._ahead_of = self._ahead_of, tuple(islice(waiting, MOST_REQUESTS))
+        most = self._moves.looks_ahead
+        before, self._ahead_of = self._ahead_of, tuple(islice(waiting, most))
         if self._prefetch is not None and self._ahead_of != before:
             new = [wanted_of(one) for one in self._ahead_of if one not in before]
             self._loop.call_soon_threadsafe(self._prefetch.look, new)
@@ -192,7 +204,7 @@ class Offload:
         if self._prefetch is not None:
             await self._prefetch.close()
         # One that hangs is left behind at the limit.
-        threads = (*self._storing.threads, *self._loading.values())
+        threads = (*self.storing.threads, *self._loading.values())
         await asyncio.gather(*(asyncio.to_thread(thread.close, limit_s) for thread in threads))
 
     def _ahead(self) -> dict[LoadTier, int]:
@@ -422,7 +434,7 @@ class Offload:
     async def _run_store(self, batch: tuple[PageToStore, ...]) -> None:
         ended = StoreEnded(0, 0)
         try:
-            ended = await self._storing.run(batch, self._limit_s)
+            ended = await self.storing.run(batch, self._limit_s, to_pool=self._moves.stores_as_made)
         finally:
             self._put(ended)
 

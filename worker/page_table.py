@@ -193,6 +193,24 @@ class PageTable:
         """Say whether any page is frozen under `key` now."""
         return key in self._by_key
 
+    def slot_of(self, key: PageKey) -> PageSlot | None:
+        """Return the page that is frozen under `key`; None where there is none."""
+        return self._by_key.get(key)
+
+    def frozen(self, page: PageSlot) -> FrozenPage:
+        """Return what names a frozen page."""
+        return self._frozen(page)
+
+    def let_go(self, key: PageKey) -> bool:
+        """Free the page under `key` unless somebody uses it; say whether it is not held any more."""
+        slot = self._by_key.get(key)
+        if slot is None:
+            return True
+        if self._pages[slot].users:
+            return False
+        self._free_idle(key)
+        return True
+
     def acquire(self, page: PageSlot, count: int = 1) -> None:
         """Add users to a frozen or opaque page."""
         if self._pages[page].state is PageState.OPAQUE:
@@ -355,17 +373,20 @@ class PageTable:
             slots = [self._by_key[key] for key in victims]
             self.below.demote([(slot, self._frozen(slot)) for slot in slots])
         for key in victims:
-            page = self._by_key.pop(key)
-            entry = self._pages[page]
-            assert not entry.users, "a page in use was chosen to leave"
-            assert entry.frozen is not None
-            self._changes.append(Change(entry.frozen, False, self.part is Part.STATE))
-            entry.frozen = None
-            self._idle -= 1
-            self._set(page, PageState.FREE)
-            self._free.give((page,))
-            self.retention.removed(key, self.part)
+            self._free_idle(key)
         return True
+
+    def _free_idle(self, key: PageKey) -> None:
+        page = self._by_key.pop(key)
+        entry = self._pages[page]
+        assert not entry.users, "a page in use was chosen to leave"
+        assert entry.frozen is not None
+        self._changes.append(Change(entry.frozen, False, self.part is Part.STATE))
+        entry.frozen = None
+        self._idle -= 1
+        self._set(page, PageState.FREE)
+        self._free.give((page,))
+        self.retention.removed(key, self.part)
 
     def _victims(self, count: int, now_s: float) -> list[PageKey]:
         """Return up to `count` pages to evict.

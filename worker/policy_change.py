@@ -14,12 +14,12 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from pie.index.policy_store import PolicyVersion
 from pie.policies.errors import PolicyFileError
-from pie.policies.policy_set import PolicySet
+from pie.policies.policy_set import PolicySet, WorkerMoves
 from pie.policies.versions import PolicyVersions
+from pie.worker.between import between
 from pie.worker.commands import Between
 from pie.worker.engine_thread import EngineThread
 from pie.worker.lower_tiers import LowerTiers
@@ -28,10 +28,6 @@ from pie.worker.page_table import PageTable
 log = logging.getLogger("pie.worker.policy_change")
 
 _MOVED_AT_ONCE = 100
-_STEP_S = 30.0
-"""Longest wait for the step under way."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +41,8 @@ class PolicyChange:
     tiers: LowerTiers | None
     on_prefixes: Callable[[PolicySet], None]
     """Resolves the prefixes of policies that are about to be in force; called on a thread."""
+    on_moves: Callable[[WorkerMoves], object] = lambda _: None
+    """Told what the policies say of pages that this worker moves by itself."""
 
     async def take(self, number: int, version: PolicyVersion) -> str:
         """Take a version on; return why it cannot be, or nothing."""
@@ -63,6 +61,7 @@ class PolicyChange:
                 )
                 await self._put_in_force(before)
                 raise
+        self.on_moves(policies.worker_moves())
         self.versions.current = policies
         return ""
 
@@ -76,37 +75,14 @@ class PolicyChange:
         """Hand a table over; where that fails it is whose it was, once the step under way is done."""
         policy = policies.new_retention_aside()
         try:
-            pages = await self._between(lambda: table.begin_replace(policy))
+            pages = await between(self.thread, lambda: table.begin_replace(policy))
             await asyncio.to_thread(pages.put_in_order)
-            while not await self._between(
-                lambda: table.move_over(_MOVED_AT_ONCE, time.monotonic())
-            ):
+
+            def move() -> bool:
+                return table.move_over(_MOVED_AT_ONCE, time.monotonic())
+
+            while not await between(self.thread, move):
                 pass
         except BaseException:
             self.thread.put(Between(table.abandon_replace))
             raise
-
-    async def _between(self, work: Callable[[], T]) -> T:
-        """Do something on the step thread, between two steps."""
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[T] = loop.create_future()
-
-        def settle(result: T | None, error: BaseException | None) -> None:
-            if done.done():
-                return
-            if error is not None:
-                done.set_exception(error)
-            else:
-                done.set_result(result)  # type: ignore[arg-type]
-
-        def run() -> None:
-            try:
-                result = work()
-            except Exception as error:  # noqa: BLE001 - it is raised where it is waited for
-                loop.call_soon_threadsafe(settle, None, error)
-            else:
-                loop.call_soon_threadsafe(settle, result, None)
-
-        self.thread.put(Between(run))
-        async with asyncio.timeout(_STEP_S):
-            return await done

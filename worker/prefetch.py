@@ -1,6 +1,7 @@
 """Pages that requests in the queue will want are brought into host memory while they wait.
 
-Covers which requests that is done for, how much at once, and when it ends. Does not cover bringing pages
+Covers how much at once, and when it ends. How many requests from the head of the queue on it is done for,
+policies say (`pie.policies.prefetch`). Does not cover bringing pages
 into device memory once a request's turn has come (`pie.worker.offload`).
 
 One request at a time, group by group of its prompt's pages. Pages go only where host memory has room: none
@@ -27,8 +28,6 @@ from pie.worker.sequence import Sequence, SequenceState
 
 log = logging.getLogger("pie.worker.prefetch")
 
-MOST_REQUESTS: Final = 4
-"""So many are looked at, from the head of the queue on."""
 _FETCH_S: Final = 5.0
 """How long one group may take; a pool that is slower is not asked again for this request."""
 

@@ -11,33 +11,46 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 
 import msgspec
 
-from pie.index.contract import IndexWriter, PlaceRecord
+from pie.index.contract import PlaceRecord
 from pie.index.errors import PlaceFencedError
 from pie.index.policy_follower import PolicyFollower
 from pie.index.publisher import Publisher
 from pie.index.settings import IndexSettings
-from pie.page.columns import PageMasks, masks_of, together
 from pie.page.events import Epoch, PlaceId
-from pie.policies.policy_set import PolicySet
-from pie.policies.replication import FixedReplication, TabledReplication
+from pie.policies.policy_set import PolicySet, WorkerMoves
 from pie.policies.versions import PolicyVersions
-from pie.pool.client import PoolClient
 from pie.pool.index_relay import IndexRelay
 from pie.pool.settings import PoolSettings
 from pie.wire.errors import PeerGone, RefusedError
 from pie.wire.figures import report
-from pie.wire.messages import AskStatus, Cancel, Generate, Message, RefusalCode
+from pie.wire.messages import (
+    AskStatus,
+    Cancel,
+    Drained,
+    DrainNode,
+    Generate,
+    Message,
+    RefusalCode,
+)
 from pie.wire.peer import Peer
+from pie.wire.place_orders import BringNear, LetGoOf, StoreInPool
 from pie.wire.program_runs import StartProgram, TellProgram
 from pie.wire.server import WireServer
 from pie.wire.settings import WORKER_LIMITS
-from pie.worker.assembly import assemble, make_engine, make_grammars, make_host, make_record
+from pie.worker.assembly import (
+    Assembly,
+    assemble,
+    make_engine,
+    make_grammars,
+    make_host,
+    make_record,
+    tiers_of,
+)
 from pie.worker.awaiting import Awaiting
 from pie.worker.commands import CancelAll, CancelOne, StepReport, Submit
 from pie.worker.engine import Engine
@@ -46,14 +59,16 @@ from pie.worker.grammar import Constraint
 from pie.worker.grammar_queue import GrammarQueue
 from pie.worker.holdings import Holdings
 from pie.worker.intake import Intake
-from pie.worker.lower_tiers import LowerTiers, open_tiers
+from pie.worker.joining import Joining, usual_replication
+from pie.worker.leaving import Leaving
+from pie.worker.lower_tiers import LowerTiers
 from pie.worker.named_prefixes import Preloading, resolve_prefixes
 from pie.worker.offload import Offload
-from pie.worker.outbox import Outbox
+from pie.worker.orders import PageOrders
+from pie.worker.outboxes import Outboxes
 from pie.worker.page_copies import PageCopies, PageNames
-from pie.worker.page_pool import open_pool
+from pie.worker.page_pool import PagePool
 from pie.worker.page_table import Change
-from pie.worker.policy_change import PolicyChange
 from pie.worker.programs.host import ProgramHost
 from pie.worker.programs.serving import ProgramService
 from pie.worker.settings import ModelSettings, ProgramSettings
@@ -62,7 +77,6 @@ from pie.worker.suspended import SuspendedPages, suspended_budget
 
 log = logging.getLogger("pie.worker.service")
 
-_LOAD_EVERY_S = 1.0
 _STEP_ENDS_S = 30.0
 """Longest wait for the step under way when a worker is closed."""
 
@@ -117,15 +131,16 @@ class WorkerService:
         self._encryption_keys = encryption_keys
         self._on_dead = on_dead
         self._debug = debug
+        limit = 2 * (settings.max_running + settings.max_waiting)
+        self._outboxes = Outboxes(epoch, limit, self._router_gone)
         self._server = WireServer(
             address,
             self._handle,
             epoch=epoch,
-            on_peer=self._open_outbox,
+            on_peer=self._outboxes.open,
             settings=WORKER_LIMITS,
             secret=secret,
         )
-        self._outboxes: dict[bytes, Outbox] = {}
         self._idle = asyncio.Event()
         self._idle.set()
         self._exits = AsyncExitStack()
@@ -140,8 +155,20 @@ class WorkerService:
         self._grammars: GrammarQueue | None = None
         self._awaiting = Awaiting(settings.max_waiting)
         self._follower: PolicyFollower | None = None
-        usual = FixedReplication(pool_settings.copies if pool_settings is not None else 1)
-        self._replication = TabledReplication(usual)
+        self._publisher: Publisher | None = None
+        self._offload: Offload | None = None
+        self._orders: PageOrders | None = None
+        self._leaving: Leaving | None = None
+        self._emptying: asyncio.Task[tuple[int, int]] | None = None
+        self._moves = policies.worker_moves()
+        self._joining = Joining(
+            place,
+            index_url,
+            index_settings,
+            secret,
+            usual_replication(pool_settings),
+            self._exits,
+        )
         self._submitted = 0
         self._taken = 0
         """Of the requests submitted, those that the engine has seen."""
@@ -165,26 +192,32 @@ class WorkerService:
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests and return when the running ones are done or time is up.
 
-        With a disk, what only host memory holds goes there after that, as far as the time lasts.
+        What only this worker has goes to the pool, and with a disk, what only host memory holds goes there
+        after that, as far as the time lasts.
         """
+        await self._leave(timeout_s)
+
+    async def _leave(self, timeout_s: float) -> tuple[int, int]:
         self._state = "draining"
         self._awaiting.release()
-        until_s = time.monotonic() + timeout_s
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._idle.wait()
-                if self._programs is not None:
-                    await self._programs.ended()
-                for outbox in list(self._outboxes.values()):
-                    await outbox.sent()
-        except TimeoutError:
-            log.warning("requests are still running after %g s and are given up", timeout_s)
-        if self._tiers is not None:
-            await asyncio.to_thread(self._tiers.save, until_s)
+        if self._leaving is None:
+            return 0, 0
+        if self._publisher is not None and not self.record.draining:
+            self._record = msgspec.structs.replace(self.record, draining=True)
+            self._publisher.change(self._record)
+        return await self._leaving.leave(timeout_s, self._moves.drain_share)
+
+    async def _requests_end(self) -> None:
+        await self._idle.wait()
+        if self._programs is not None:
+            await self._programs.ended()
+        await self._outboxes.sent()
 
     async def close(self) -> None:
         """Stop at once and give everything back. Safe to call twice, and after a failed start."""
         self._state = "closed"
+        if self._emptying is not None:
+            self._emptying.cancel()
         await self._exits.aclose()
 
     @property
@@ -196,7 +229,8 @@ class WorkerService:
     def status(self) -> WorkerStatus:
         """Return the worker's counters and gauges as they are now."""
         status = WorkerStatus(state=self._state) if self._engine is None else self._engine.status
-        tiers = {} if self._tiers is None else self._tiers.figures()
+        below = {} if self._tiers is None else self._tiers.figures()
+        below |= {} if self._orders is None else self._orders.figures()
         policies = None if self._follower is None else self._follower.state
         return msgspec.structs.replace(
             status,
@@ -205,7 +239,7 @@ class WorkerService:
             **self._awaiting.figures(),
             policy_version=policies.version if policies else 0,
             policy_refused=policies.refused if policies else 0,
-            **tiers,
+            **below,
         )
 
     def check(self) -> None:
@@ -235,7 +269,18 @@ class WorkerService:
             PageNames(assembly.model.model_root, assembly.model.layout),
             secret=self._secret,
         )
-        tiers = self._tiers = await asyncio.to_thread(self._open_tiers, copies, relay)
+        tiers = self._tiers = await asyncio.to_thread(
+            tiers_of,
+            self._settings,
+            self._place,
+            copies,
+            secret=self._secret,
+            encryption_keys=self._encryption_keys,
+            retention=own.new_retention_aside,
+            index=relay,
+        )
+        if tiers is not None:
+            self._exits.push_async_callback(asyncio.to_thread, tiers.close)
         self._record = make_record(
             assembly,
             place=self._place,
@@ -246,20 +291,7 @@ class WorkerService:
             takes_programs=self._takes_programs,
         )
 
-        async def snapshot() -> PageMasks:
-            return await asyncio.to_thread(
-                lambda: together(
-                    [masks_of(holdings.snapshot()), *([] if tiers is None else [tiers.masks()])]
-                )
-            )
-
-        publisher = Publisher(
-            self._index_url,
-            self._record,
-            snapshot,
-            settings=self._index_settings,
-            on_fenced=self._fenced,
-        )
+        publisher = self._joining.publisher(self._record, holdings, tiers, self._fenced)
         relay.connect(publisher)
 
         def publish(changes: list[Change]) -> None:
@@ -276,97 +308,72 @@ class WorkerService:
             loop.call_soon_threadsafe(self._dead, error)
 
         self._thread = EngineThread(self._engine, take_report, dead)
-        pool = await self._pool_client(copies.names, self._intake)
-        if pool is not None or tiers is not None:
-            offload = Offload(
-                copies,
-                pool=pool,
-                tiers=tiers,
-                put=self._thread.put,
-                limit_s=self._settings.transfer_timeout_s,
-            )
-            self._exits.push_async_callback(offload.close)
-            kept = suspended_budget(self._settings.host_kv_budget, assembly.model.layout)
-            self._engine.attach(offload, SuspendedPages(assembly.arena, copies.names, kept))
-
+        pool = await self._joining.pool(self._pool_settings)
+        if pool is not None:
+            self._awaiting.attach(pool, copies.names, self._intake)
+            self._exits.push_async_callback(self._awaiting.close)
+        self._use_below(assembly, copies, pool, tiers)
+        self._leaving = Leaving(self._requests_end, holdings, self._orders, tiers)
         self._thread.start()
         self._exits.push_async_callback(asyncio.to_thread, self._thread.stop, _STEP_ENDS_S)
+        if self._orders is not None:
+            self._exits.push_async_callback(self._orders.close)
         if self._takes_programs:
-            assert self._program_settings is not None
-            self._host = make_host(
-                assembly, self._program_settings, self._thread.put, self._grammars
-            )
-            self._programs = ProgramService(self._host)
-            self._exits.push_async_callback(self._programs.close)
-        loads = loop.create_task(self._tell_loads(self._engine))
+            self._begin_programs(assembly)
+        engine = self._engine
+        loads = loop.create_task(self._outboxes.tell_loads(lambda: engine.load))
         self._exits.callback(loads.cancel)
-        self._exits.push_async_callback(self._close_outboxes)
-        await self._follow_policies(resolve, tiers, pool, copies.names)
+        self._exits.push_async_callback(self._outboxes.close)
+        self._follower = await self._joining.policies(
+            self._policies,
+            self._thread,
+            engine.tables,
+            tiers,
+            resolve=resolve,
+            preloading=Preloading(tiers, pool, copies.names, self._settings.transfer_timeout_s),
+            on_moves=self._set_moves,
+        )
         self._state = "serving"
         # Last, so that nobody sends requests before they can be taken.
         await publisher.start()
+        self._publisher = publisher
         self._exits.push_async_callback(publisher.close)
         self._exits.callback(relay.connect, None)
 
-    def _open_tiers(self, copies: PageCopies, index: IndexWriter) -> LowerTiers | None:
-        """Open the tiers below device memory; whoever closes this worker closes them."""
-        settings = self._settings
-        kept = suspended_budget(settings.host_kv_budget, copies.names.layout)
-        tiers = open_tiers(
-            self._place,
-            copies,
-            host_bytes=int(settings.host_kv_budget) - kept,
-            disk_bytes=int(settings.disk_kv_budget),
-            disk_path=settings.disk_kv_path,
-            keep_bad_pages=settings.keep_bad_pages,
-            compression=settings.disk_compression,
-            secret=self._secret,
-            encryption_keys=self._encryption_keys,
-            retention=self._policies.current.new_retention_aside,
-            index=index,
-        )
-        if tiers is not None:
-            self._exits.push_async_callback(asyncio.to_thread, tiers.close)
-        return tiers
-
-    async def _follow_policies(
+    def _use_below(
         self,
-        resolve: Callable[[PolicySet], None],
+        assembly: Assembly,
+        copies: PageCopies,
+        pool: PagePool | None,
         tiers: LowerTiers | None,
-        pool: PoolClient | None,
-        names: PageNames,
     ) -> None:
-        """Take on the policies that are in force now, and each that comes into force from then on."""
+        """Let the engine use what is below device memory, and take orders about it, where there is any."""
+        if pool is None and tiers is None:
+            return
         assert self._thread is not None
         assert self._engine is not None
-        preloading = Preloading(tiers, pool, names, self._settings.transfer_timeout_s)
-        self._exits.callback(preloading.end)
-
-        def near(policies: PolicySet) -> None:
-            resolve(policies)
-            preloading.begin(policies.prefixes)
-
-        near(self._policies.current)
-        change = PolicyChange(self._policies, self._thread, self._engine.tables, tiers, near)
-        self._follower = PolicyFollower(
-            self._index_url,
-            self._place,
-            change.take,
-            on_copies=self._replication.set_table,
-            settings=self._index_settings,
+        limit_s, put = self._settings.transfer_timeout_s, self._thread.put
+        offload = self._offload = Offload(copies, pool=pool, tiers=tiers, put=put, limit_s=limit_s)
+        self._exits.push_async_callback(offload.close)
+        kept = suspended_budget(self._settings.host_kv_budget, assembly.model.layout)
+        self._engine.attach(offload, SuspendedPages(assembly.arena, copies.names, kept))
+        self._orders = PageOrders(
+            copies, offload.storing, self._engine.lending, self._thread, pool=pool, tiers=tiers
         )
-        await self._follower.start()
-        self._exits.push_async_callback(self._follower.close)
 
-    async def _pool_client(self, names: PageNames, intake: Intake) -> PoolClient | None:
-        settings = self._pool_settings
-        if settings is None or not (settings.nodes or settings.outside):
-            return None
-        url, index = self._index_url, self._index_settings
-        pool = await open_pool(self._exits, settings, url, index, self._secret, self._replication)
-        self._awaiting.attach(pool, names, intake)
-        self._exits.push_async_callback(self._awaiting.close)
-        return pool
+    def _begin_programs(self, assembly: Assembly) -> None:
+        assert self._program_settings is not None
+        assert self._thread is not None
+        assert self._grammars is not None
+        put = self._thread.put
+        self._host = make_host(assembly, self._program_settings, put, self._grammars)
+        self._programs = ProgramService(self._host)
+        self._exits.push_async_callback(self._programs.close)
+
+    def _set_moves(self, moves: WorkerMoves) -> None:
+        self._moves = moves
+        if self._offload is not None:
+            self._offload.set_moves(moves)
 
     async def _handle(self, peer: Peer, message: Message, frames: Sequence[memoryview]) -> None:
         """Take one message of a router."""
@@ -398,9 +405,24 @@ class WorkerService:
             case TellProgram():
                 await self._program_service().tell(peer, message)
             case _:
-                raise RefusedError(
-                    RefusalCode.BAD_MESSAGE, f"a worker takes no {type(message).__name__}"
-                )
+                await peer.send(await self._ordered(message))
+
+    async def _ordered(self, message: Message) -> Message:
+        """Carry out an order about pages, and return the answer."""
+        match message:
+            case DrainNode(request_id, _, timeout_s):
+                if self._emptying is None:
+                    self._emptying = asyncio.create_task(self._leave(timeout_s))
+                # Whoever asked may leave: it goes on.
+                moved, left = await asyncio.shield(self._emptying)
+                return Drained(request_id, moved, left)
+            case StoreInPool() | BringNear() | LetGoOf() if self._orders is not None:
+                return await self._orders.carry_out(message)
+            case StoreInPool() | BringNear() | LetGoOf():
+                text = "this worker has nothing below device memory"
+            case _:
+                text = f"a worker takes no {type(message).__name__}"
+        raise RefusedError(RefusalCode.BAD_MESSAGE, text)
 
     def _generate(
         self,
@@ -413,7 +435,7 @@ class WorkerService:
         assert self._intake is not None
         self._check_serving()
         tokens = self._intake.tokens(request, frames)
-        outbox = self._outboxes.get(peer.id)
+        outbox = self._outboxes.of(peer.id)
         if outbox is None:
             raise PeerGone("the router went before its request was taken on")
         if outbox.is_full:
@@ -441,15 +463,7 @@ class WorkerService:
         if self._state != "serving":
             raise RefusedError(RefusalCode.DRAINING, f"the worker is {self._state}", 1.0)
 
-    def _open_outbox(self, peer: Peer) -> None:
-        limit = 2 * (self._settings.max_running + self._settings.max_waiting)
-        self._outboxes[peer.id] = Outbox(peer, epoch=self._epoch, limit=limit)
-        peer.on_gone(lambda: self._router_gone(peer.id))
-
     def _router_gone(self, owner: bytes) -> None:
-        outbox = self._outboxes.pop(owner, None)
-        if outbox is not None:
-            outbox.stop()
         self._awaiting.cancel_all(owner)
         if self._thread is not None:
             self._thread.put(CancelAll(owner))
@@ -457,30 +471,13 @@ class WorkerService:
             self._programs.cancel_all(owner)
 
     def _take_report(self, report: StepReport) -> None:
-        for owner, refused in report.refused:
-            if owner in self._outboxes:
-                self._outboxes[owner].refuse(refused)
-        for owner, deltas in report.deltas.items():
-            if owner in self._outboxes:
-                self._outboxes[owner].put(deltas, report.load)
+        self._outboxes.take(report)
         if report.programs and self._host is not None:
             self._host.take(report.programs)
         self._taken = report.submitted
         # What was submitted since that report was made is not in it.
         if report.idle and self._taken == self._submitted:
             self._idle.set()
-
-    async def _tell_loads(self, engine: Engine) -> None:
-        while True:
-            await asyncio.sleep(_LOAD_EVERY_S)
-            for outbox in self._outboxes.values():
-                outbox.tell_load(engine.load)
-
-    async def _close_outboxes(self) -> None:
-        outboxes = list(self._outboxes.values())
-        self._outboxes.clear()
-        for outbox in outboxes:
-            await outbox.close()
 
     def _fenced(self) -> None:
         """End this start: routers know a later one of this place, or the clock was set back."""

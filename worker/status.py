@@ -129,6 +129,16 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """By the tier that they came from."""
     pages_prefetched: Counter[int] = 0
     """Pages that were brought from the pool into host memory for requests that waited in the queue."""
+    pages_ordered_stored: Counter[int] = 0
+    """Pages that the pool took because a cluster policy ordered it, or because this worker leaves."""
+    pages_ordered_fetched: Counter[int] = 0
+    """Pages that were brought into host memory because a cluster policy ordered it."""
+    pages_ordered_let_go: Counter[int] = 0
+    """Pages that left because a cluster policy ordered it."""
+    pages_ordered_left: Counter[int] = 0
+    """Pages that an order was about and that stayed as they were."""
+    orders_refused: Counter[int] = 0
+    """Orders that came while too many waited, or about too many pages."""
     loads_missed: Counter[int] = 0
     """Loads that brought nothing to a request that still wanted it."""
     loads_overran: Counter[int] = 0

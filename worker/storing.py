@@ -59,11 +59,14 @@ class Storing:
         """The threads that it copies on, for who closes it."""
         return self._copying, self._putting
 
-    async def run(self, batch: Many[PageToStore], limit_s: float) -> StoreEnded:
+    async def run(
+        self, batch: Many[PageToStore], limit_s: float, *, to_pool: bool = True
+    ) -> StoreEnded:
         """Store a batch as far as that goes in `limit_s`, copying included, and say how far.
 
-        A page whose copy has begun is finished.
+        A page whose copy has begun is finished. Unless `to_pool` the lower tiers alone are offered it.
         """
+        pool = self._pool if to_pool else None
         loop, until_s = asyncio.get_running_loop(), time.monotonic() + limit_s
         sent: list[bool] = []
         put: list[bool] = []
@@ -74,7 +77,7 @@ class Storing:
                 # Not cut short: as long as the thread copies, the pages must stay pinned.
                 copied = await loop.run_in_executor(self._copying, self._read, some, copy_until_s)
                 each_sent, each_put = await asyncio.gather(
-                    self._send(some, copied, until_s), self._put_below(copied, until_s)
+                    self._send(pool, some, copied, until_s), self._put_below(copied, until_s)
                 )
                 sent += each_sent
                 put += each_put
@@ -82,7 +85,7 @@ class Storing:
                     break
         except Exception:
             log.exception("storing pages failed")
-        if self._pool is None:
+        if pool is None:
             return StoreEnded(0, sum(put))
         again = [to for to, is_there in itertools.zip_longest(batch, sent) if not is_there]
         return StoreEnded(sum(sent), sum(sent), tuple(again))
@@ -139,16 +142,20 @@ class Storing:
         return list(kept)
 
     async def _send(
-        self, batch: Many[PageToStore], copied: Many[list[CopiedPart]], until_s: float
+        self,
+        pool: PagePool | None,
+        batch: Many[PageToStore],
+        copied: Many[list[CopiedPart]],
+        until_s: float,
     ) -> list[bool]:
         """Offer copied pages to the pool; say of each whether all its parts are there."""
         left_s = until_s - time.monotonic()
-        if self._pool is None or not copied or left_s <= 0:
+        if pool is None or not copied or left_s <= 0:
             return [False] * len(copied)
         parts = [part for page in copied for part in page]
         groups = [to.group for to, page in zip(batch, copied, strict=False) for _ in page]
         try:
-            statuses = await self._pool.store(
+            statuses = await pool.store(
                 [header for header, _ in parts],
                 [payload for _, payload in parts],
                 groups=groups,

@@ -55,11 +55,15 @@ class PolicyEventLine(msgspec.Struct, frozen=True):
     at_unix_s: float
     policy: str
     action: str
-    """`raise`, `lower`, `refuse` or `fail`."""
+    """`raise`, `lower`, `store`, `fetch`, `let-go`, `move`, `done`, `refuse` or `fail`."""
     group: str
     """The key of the first page, in hexadecimal; empty where it is about none."""
     copies: int
     reason: str
+    place: str = ""
+    """The place that an order about pages or a conversation was for; empty where it was for none."""
+    pages: int = 0
+    """How many pages an order was about, or were moved."""
 
 
 class PolicyEvents(msgspec.Struct, frozen=True):

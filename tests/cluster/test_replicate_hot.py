@@ -11,6 +11,7 @@ from typing import cast
 
 import pytest
 
+from pie.index.mirror import Mirror
 from pie.index.orders import Orders
 from pie.index.settings import IndexSettings
 from pie.page.key import page_keys
@@ -19,7 +20,10 @@ from pie.policies.loader import load_policies
 from pie.policies.policy_set import PolicySet, PolicySpec
 from pie.pool.node import PoolNode
 from pie.router.conductor import Conductor
+from pie.router.conversations import Conversations
 from pie.router.demand import Demand
+from pie.router.ordering import Ordering
+from pie.router.overview import Overview
 from tests.support.redis_server import index_settings, redis_server, redis_url
 from tests.worker.engine.driver import byte_tokenizer
 from tests.worker.engine.places import PAGE, Places, model_folder, until
@@ -67,8 +71,8 @@ async def test_a_policy_that_hangs_holds_up_nobody_and_is_asked_once(
     conductor = Conductor(
         index_settings.url,
         "router",
-        Demand(),
-        list,
+        Overview(Mirror(), dict, Demand(), Conversations()),
+        Ordering(dict),
         PolicySet(replication=spec),
         settings=index_settings,
     )
@@ -98,8 +102,8 @@ async def test_a_hot_prefix_is_on_all_nodes_and_on_one_again_when_it_is_cold(
     conductor = Conductor(
         places.index.url,
         "router",
-        demand,
-        lambda: list(places.mirror.places().values()),
+        Overview(places.mirror, dict, demand, Conversations()),
+        Ordering(dict),
         load_policies(HOT, name="policies.yaml"),
         settings=places.index,
     )

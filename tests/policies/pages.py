@@ -1,6 +1,8 @@
 """Small pages for tests of policies: a key is a number."""
 
-from pie.page.events import Part, Tier
+from collections.abc import Mapping, Sequence
+
+from pie.page.events import Part, PlaceId, Tier
 from pie.page.key import PageKey
 from pie.policies.retention import PageView
 
@@ -16,3 +18,17 @@ def number(page: tuple[PageKey, Part]) -> int:
 def view(at: int, parent: int | None = None, *, size: int = 1, part: Part = Part.FULL) -> PageView:
     before = key(parent) if parent is not None else b"root"
     return PageView(key(at), before, 0, part, Tier.DEVICE, size)
+
+
+class Held:
+    """Who has pages, as a test says: by worker and in the pool, leading pages of whatever is asked for."""
+
+    def __init__(self, held: Mapping[str, int] | None = None, pooled: int = 0) -> None:
+        self._held = {PlaceId(place): count for place, count in (held or {}).items()}
+        self._pooled = pooled
+
+    def held(self, pages: Sequence[PageKey]) -> dict[PlaceId, int]:
+        return {place: min(count, len(pages)) for place, count in self._held.items()}
+
+    def pooled(self, pages: Sequence[PageKey]) -> int:
+        return min(self._pooled, len(pages))

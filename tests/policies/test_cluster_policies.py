@@ -10,7 +10,7 @@ from pie.page.key import PageKey
 from pie.policies.cluster_manager import MOST_AT_ONCE, MOST_RAISED, ClusterManager
 from pie.policies.cluster_policy import ClusterView, GroupView, SetCopies
 from pie.policies.replicate_hot import ReplicateHot
-from tests.policies.pages import key
+from tests.policies.pages import Held, key
 
 
 def view(
@@ -47,6 +47,7 @@ def test_at_one_rate_copies_come_to_rest(uses: list[float]) -> None:
     policy, copies, settled = ReplicateHot(uses=3.0, copies=4, after=1.0), 1, 1
     for second, rate in enumerate([*uses, *[uses[-1]] * 20]):
         for order in policy.decide(view((1, rate, copies), now_s=float(second))):
+            assert isinstance(order, SetCopies)
             assert order.copies != copies
             copies = order.copies
         assert 1 <= copies <= 4
@@ -71,8 +72,9 @@ class Says:
 def decided(
     *said: object, table: dict[PageKey, int] | None = None
 ) -> tuple[dict[PageKey, int], list[tuple[str, str]]]:
-    after, events = ClusterManager(Says(*said), "says").decide(view(least=2), table or {})
-    return after, [(event.action, event.reason) for event in events]
+    manager = ClusterManager([("says", Says(*said))])
+    decision = manager.decide(view(least=2), table or {}, Held())
+    return decision.table, [(event.action, event.reason) for event in decision.events]
 
 
 def test_what_is_ordered_is_carried_out_and_told_with_its_reason() -> None:

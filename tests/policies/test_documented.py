@@ -12,6 +12,9 @@ from pie.page.events import Part, Tier
 from pie.page.key import PageKey
 from pie.policies.loader import load_policy_file
 from pie.policies.manager import RetentionManager
+from pie.policies.options import options_schema
+from pie.policies.policy_set import WorkerMoves
+from pie.policies.registry import BUILTIN, PolicyKind
 from pie.policies.retention import PageView
 
 ROOT = Path(__file__).parents[2]
@@ -71,10 +74,35 @@ def test_hot_pages_get_copies_as_it_stands_there(tmp_path: Path) -> None:
     assert load_policy_file(file).replication.options == {"uses": 20, "copies": 4}
 
 
+def test_pages_and_conversations_move_as_it_stands_there(tmp_path: Path) -> None:
+    file = tmp_path / "policies.yaml"
+    file.write_text(blocks("yaml")[6])
+    found = load_policy_file(file)
+    assert [spec.name for spec in found.migration] == [
+        "rebalance",
+        "follow-session",
+        "prefetch",
+        "drain",
+        "spill-to-pool",
+    ]
+    assert found.migration[0].options == {"idle": 30.0, "rate": 128 << 20}
+    assert found.worker_moves() == WorkerMoves(looks_ahead=16, drain_share=0.8)
+
+
+def test_every_cluster_policy_is_documented_with_all_its_options_and_their_defaults() -> None:
+    rows = dict(
+        re.findall(r"^\| `([\w-]+)`.*? \| .* \| (.*) \|$", DOCUMENT.read_text(), re.MULTILINE)
+    )
+    for kind in (PolicyKind.REPLICATION, PolicyKind.MIGRATION):
+        for name, policy in BUILTIN[kind].items():
+            for option in options_schema(policy).get("properties", {}):  # type: ignore[attr-defined]
+                assert f"`{option}`" in rows[name], f"{name}: {option}"
+
+
 def test_a_policy_of_ones_own_chooses_the_victims(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(blocks("python")[0])
     file = tmp_path / "policies.yaml"
-    file.write_text(blocks("yaml")[6].replace("64", "1"))
+    file.write_text(blocks("yaml")[7].replace("64", "1"))
     manager = RetentionManager(load_policy_file(file).new_retention(), name="test")
     for number in range(4):
         key = PageKey(bytes([number]) * 32)
@@ -88,7 +116,7 @@ def test_the_test_of_it_runs_as_it_stands_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mine.py").write_text(blocks("python")[0])
-    (tmp_path / "policies.yaml").write_text(blocks("yaml")[6])
+    (tmp_path / "policies.yaml").write_text(blocks("yaml")[7])
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     exec(blocks("python")[1], names)

@@ -18,6 +18,7 @@ from pie.policies.manager import RetentionManager
 from pie.policies.policy_set import PolicySet
 from pie.policies.retention import PageView
 from pie.policies.routing import RequestView, WorkerView
+from tests.policies.pages import Held
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "policies"
 
@@ -92,13 +93,14 @@ def test_chosen_groups_have_their_copies_and_others_no_more() -> None:
     replication = policies(
         f"cluster: {{replication: {{policy: 'copies_by_key:CopiesByKey', groups: ['{chosen.hex()}']}}}}"
     ).new_replication()
-    manager = ClusterManager(replication, "copies")
+    manager = ClusterManager([("copies", replication)])
     view = ClusterView(3, 1, [GroupView(other, 9.0, 3)], 0.0)
-    table, events = manager.decide(view, {other: 3})
-    assert table == {chosen: 2}
-    assert [event.action for event in events] == ["raise", "lower"]
+    decision = manager.decide(view, {other: 3}, Held())
+    assert decision.table == {chosen: 2}
+    assert [event.action for event in decision.events] == ["raise", "lower"]
     view = ClusterView(3, 1, [GroupView(chosen, 0.0, 2)], 1.0)
-    assert manager.decide(view, table) == (table, [])
+    again = manager.decide(view, decision.table, Held())
+    assert (again.table, again.events) == (decision.table, [])
 
 
 @pytest.fixture

@@ -1,0 +1,120 @@
+"""`rebalance`: idle conversations, and their pages with them, go from full or busy workers to others.
+
+Covers one built-in cluster policy. Among pool nodes pages are shared out by their keys and need nobody to do
+so (`pie.pool.rebalance`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Annotated
+
+from pydantic import Field
+
+from pie.policies.cluster_policy import (
+    ClusterView,
+    LetGo,
+    MoveSession,
+    Order,
+    PlaceView,
+    SessionView,
+)
+from pie.policies.moving import along
+from pie.policies.units import Bytes, Count, Seconds, Share
+
+_FOLLOWED_S = 120.0
+_BURST_S = 2.0
+
+
+class Rebalance:
+    """Idle conversations and their pages go from full or busy workers to others.
+
+    Args:
+        full: How much of a worker's device memory holds pages for it to be full.
+        difference: How much less, as a share of device memory, another worker must hold.
+        waiting: Or how many fewer requests must wait there.
+        idle: How long a conversation must be idle before it is moved.
+        sessions: Conversations that are moved in one second, at most.
+        rate: Bytes a second, at most.
+    """
+
+    def __init__(
+        self,
+        full: Share = 0.9,
+        difference: Share = 0.25,
+        waiting: Count = 4,
+        idle: Seconds = 10.0,
+        sessions: Annotated[int, Field(ge=1, le=64)] = 2,
+        rate: Bytes = 32 << 20,
+    ) -> None:
+        self._full = full
+        self._difference = difference
+        self._waiting = waiting
+        self._idle_s = idle
+        self._sessions = sessions
+        self._rate = rate
+        self._left = _BURST_S * rate
+        self._seen_s: float | None = None
+        self._moved: dict[str, float] = {}
+
+    def decide(self, view: ClusterView) -> Iterable[Order]:
+        """Return orders that make workers more alike."""
+        since_s = 0.0 if self._seen_s is None else max(0.0, view.now_s - self._seen_s)
+        self._seen_s = view.now_s
+        self._left = min(_BURST_S * self._rate, self._left + since_s * self._rate)
+        self._moved = {
+            name: at_s for name, at_s in self._moved.items() if view.now_s - at_s < _FOLLOWED_S
+        }
+        for session in view.sessions:
+            if session.session in self._moved:
+                yield from self._followed(session, view)
+        for source, target, reason in self._pairs(view):
+            yield from self._move(source, target, reason, view)
+
+    def _pairs(self, view: ClusterView) -> Iterator[tuple[PlaceView, PlaceView, str]]:
+        """Yield each worker that has too much, with the one that should have some of it, and why."""
+        for source in view.workers():
+            others = [one for one in view.workers(source.model_root) if one is not source]
+            if not others:
+                continue
+            calm = min(others, key=lambda one: (one.waiting, one.filled))
+            empty = min(others, key=lambda one: (one.filled, one.waiting))
+            if source.waiting - calm.waiting >= self._waiting:
+                reason = f"{source.waiting} requests wait at {source.place}, {calm.waiting} there"
+                yield source, calm, reason
+            elif source.filled >= self._full and source.filled - empty.filled >= self._difference:
+                reason = f"{source.place} is {source.filled:.0%} full, the other {empty.filled:.0%}"
+                yield source, empty, reason
+
+    def _move(
+        self, source: PlaceView, target: PlaceView, reason: str, view: ClusterView
+    ) -> Iterator[Order]:
+        idle = [
+            one
+            for one in view.sessions
+            if one.place == source.place
+            and one.idle_s >= self._idle_s
+            and one.held.get(source.place, 0) > one.shared
+            and one.session not in self._moved
+        ]
+        # The one used last is wanted first, where it is computed soonest.
+        idle.sort(key=lambda one: -one.idle_s)
+        for session in idle[: self._sessions]:
+            size = session.held[source.place] * source.page_bytes
+            if self._left < min(size, self._rate):
+                return
+            self._left -= size
+            self._moved[session.session] = view.now_s
+            yield MoveSession(session.session, target.place, reason)
+
+    def _followed(self, session: SessionView, view: ClusterView) -> Iterator[Order]:
+        """Yield what is next for a conversation that was moved: its pages follow, and leave where they were."""
+        before = session.came_from
+        if before is None:
+            return
+        orders = list(along(session, view))
+        yield from orders
+        here, there = session.held.get(session.place, 0), session.held.get(before, 0)
+        if not orders and session.shared < there <= max(here, session.pooled):
+            reason = f"conversation {session.session} is at {session.place} now"
+            yield LetGo(before, session.pages[:there], reason, start=session.shared)

@@ -1,0 +1,98 @@
+"""Orders about pages on their way to workers.
+
+Covers sending them, one at a time to each worker, and what became of each. Does not cover which orders are given
+(`pie.policies.cluster_manager`) or what a worker does (`pie.worker.orders`).
+
+A worker that is gone, or does not answer, costs nothing: its order counts as not carried out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+from pie.page.events import PlaceId
+from pie.policies.cluster_manager import ClusterEvent, Given, PageOrder
+from pie.policies.cluster_policy import FetchPages, LetGo, MoveSession, StorePages
+from pie.router.link import WorkerLink
+from pie.wire import WireError, new_request_id
+from pie.wire.place_orders import BringNear, LetGoOf, PagesMoved, StoreInPool
+
+log = logging.getLogger("pie.router.ordering")
+
+_ANSWER_S = 60.0
+"""A worker has 20 s for an order, and others may wait there before it."""
+_MOST_UNDER_WAY = 32
+_MOST_TOLD = 256
+
+
+class Ordering:
+    """Sends orders. For one event loop.
+
+    Args:
+        links: Connections to workers.
+    """
+
+    def __init__(self, links: Callable[[], Mapping[PlaceId, WorkerLink]]) -> None:
+        self._links = links
+        self._tasks: dict[asyncio.Task[None], PlaceId] = {}
+        self._told: list[ClusterEvent] = []
+
+    def send(self, given: Given) -> None:
+        """Send an order; what becomes of it, `take_told` says later."""
+        order = given.order
+        assert not isinstance(order, MoveSession), "nobody is told of it"
+        if len(self._tasks) >= _MOST_UNDER_WAY:
+            self._tell(given.policy, "refuse", order, f"{_MOST_UNDER_WAY} orders are under way", 0)
+            return
+        task = asyncio.create_task(self._send(given.policy, order), name="pie-order")
+        self._tasks[task] = order.place
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
+
+    def take_told(self) -> list[ClusterEvent]:
+        """Return what became of orders since the last call."""
+        told, self._told = self._told, []
+        return told
+
+    async def close(self) -> None:
+        """Wait for no answers any more; what workers have begun they finish."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _send(self, policy: str, order: PageOrder) -> None:
+        link = self._links().get(order.place)
+        if link is None:
+            self._tell(policy, "fail", order, "there is no connection to it", 0)
+            return
+        try:
+            done = await self._ask(link, order)
+        except WireError as error:
+            self._tell(policy, "fail", order, str(error), 0)
+        except Exception as error:
+            log.exception("an order to %s", order.place)
+            self._tell(policy, "fail", order, f"{type(error).__name__}: {error}", 0)
+        else:
+            left = f", {done.left} are left" if done.left else ""
+            moved = f", {done.bytes / (1 << 20):.1f} MiB" if done.bytes else ""
+            self._tell(policy, "done", order, f"{_WHAT[type(order)]}{moved}{left}", done.pages)
+
+    async def _ask(self, link: WorkerLink, order: PageOrder) -> PagesMoved:
+        name, epoch, pages = new_request_id(), link.record.epoch, tuple(order.pages)
+        match order:
+            case StorePages():
+                return await link.order(StoreInPool(name, epoch, pages), timeout_s=_ANSWER_S)
+            case FetchPages():
+                return await link.order(BringNear(name, epoch, pages), timeout_s=_ANSWER_S)
+            case LetGo():
+                message = LetGoOf(name, epoch, pages, order.start, order.also_last)
+                return await link.order(message, timeout_s=_ANSWER_S)
+
+    def _tell(self, policy: str, action: str, order: PageOrder, reason: str, pages: int) -> None:
+        self._told.append(ClusterEvent(policy, action, None, 0, reason, order.place, pages))
+        del self._told[:-_MOST_TOLD]
+
+
+_WHAT = {StorePages: "stored in the pool", FetchPages: "brought near", LetGo: "let go"}

@@ -1,0 +1,142 @@
+"""The cluster as its policies are shown it.
+
+Covers putting together places, conversations and what is asked for, and who has pages. Does not cover who asks
+policies (`pie.router.conductor`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from pie.index.contract import IndexReader, PlaceRecord
+from pie.page.events import Part, PlaceId, PlaceKind, Tier
+from pie.page.key import PageKey
+from pie.policies.cluster_policy import ClusterView, GroupView, PlaceView, SessionView
+from pie.router.books import WorkerBooks
+from pie.router.choice import Runs
+from pie.router.conversations import Conversation, Conversations
+from pie.router.demand import Demand
+
+_SHOWN_GROUPS = 256
+"""Groups that a policy is shown, beside those with more copies."""
+_SHOWN_SESSIONS = 128
+_AT_ONCE_S = 0.002
+"""How long the event loop is kept at a time: looking up a long conversation takes a third of a millisecond."""
+
+
+class Index(IndexReader, Protocol):
+    """What is needed of `pie.index.mirror.Mirror`."""
+
+    def pages(self, place: PlaceId) -> Mapping[Tier, int]:
+        """Return how many page parts a place holds in each tier."""
+        ...
+
+
+class Overview:
+    """Looks at the cluster from one router. For one event loop.
+
+    Args:
+        index: Places, and who has which page.
+        books: What is known of each worker's load.
+        demand: What is asked for.
+        conversations: Where conversations are.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        books: Callable[[], Mapping[PlaceId, WorkerBooks]],
+        demand: Demand,
+        conversations: Conversations,
+    ) -> None:
+        self._index = index
+        self._books = books
+        self._demand = demand
+        self.conversations = conversations
+
+    def records(self) -> Mapping[PlaceId, PlaceRecord]:
+        """Return the places that are up."""
+        return self._index.places()
+
+    async def view(self, table: Mapping[PageKey, int], now_s: float) -> ClusterView:
+        """Return what is known now; `table` says which groups have more copies than usual."""
+        records = list(self._index.places().values())
+        nodes = [one for one in records if one.kind is PlaceKind.POOL and not one.draining]
+        least = max((one.copies for one in nodes), default=1)
+        demand = self._demand
+        shown = dict.fromkeys([*table, *demand.hottest(_SHOWN_GROUPS, now_s)])
+        groups = [
+            GroupView(group, demand.uses_per_s(group, now_s), table.get(group, least))
+            for group in shown
+        ]
+        groups.sort(key=lambda one: -one.uses_per_s)
+        sessions = await self._sessions(now_s)
+        places = [self._place(record) for record in records]
+        return ClusterView(len(nodes), least, groups, now_s, places, sessions)
+
+    def held(self, pages: Sequence[PageKey]) -> dict[PlaceId, int]:
+        """Return by worker how many leading pages it has, in any tier."""
+        runs = Runs(self._index, pages)
+        found = {
+            place: runs.held_by(record)
+            for place, record in self._index.places().items()
+            if record.kind is PlaceKind.WORKER and record.parts
+        }
+        return {place: count for place, count in found.items() if count}
+
+    def pooled(self, pages: Sequence[PageKey]) -> int:
+        """Return how many leading pages pool nodes have."""
+        return Runs(self._index, pages).pooled()
+
+    def _place(self, record: PlaceRecord) -> PlaceView:
+        if record.kind is not PlaceKind.WORKER:
+            return PlaceView(record.place, record.kind, record.draining)
+        parts = sum(part != Part.STATE for part in record.parts) or 1
+        books = self._books().get(record.place)
+        return PlaceView(
+            record.place,
+            record.kind,
+            record.draining,
+            record.model_root or b"",
+            record.page_bytes,
+            self._index.pages(record.place).get(Tier.DEVICE, 0) // parts,
+            record.total_pages,
+            used_share=0.0 if books is None else 1.0 - books.free_share,
+            waiting=0 if books is None else books.waiting,
+            running=0 if books is None else books.decoding,
+            has_host=int(Tier.HOST) in record.tiers,
+        )
+
+    async def _sessions(self, now_s: float) -> list[SessionView]:
+        found = []
+        since_s = time.monotonic()
+        for one in list(self.conversations.latest(_SHOWN_SESSIONS)):
+            found.append(self._session(one, now_s))
+            if time.monotonic() - since_s > _AT_ONCE_S:
+                await asyncio.sleep(0)
+                since_s = time.monotonic()
+        return found
+
+    def _session(self, one: Conversation, now_s: float) -> SessionView:
+        runs = Runs(self._index, one.keys)
+        held = {
+            place: runs.held_by(record)
+            for place, record in self._index.places().items()
+            if record.kind is PlaceKind.WORKER and record.model_root == one.root
+        }
+        return SessionView(
+            one.tag,
+            one.place,
+            one.came_from,
+            now_s - one.moved_at_s,
+            0.0 if one.running else max(0.0, now_s - one.used_s),
+            one.keys,
+            {place: count for place, count in held.items() if count},
+            runs.pooled(),
+            self.conversations.shared_pages(one),
+            one.root or b"",
+            one.tenant_tag,
+        )

@@ -1,0 +1,73 @@
+"""How a worker leaves: its requests end, and what only it has goes where it outlives the worker.
+
+Covers the order of that, and the time for each part of it. Does not cover refusing new requests
+(`pie.worker.service`) or handing pages on (`pie.worker.orders`).
+
+Pages go to the pool while the last requests run, and again once they have ended; what then only host memory
+holds goes to disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from pie.worker.handing_on import PageAndPlace
+from pie.worker.holdings import Holdings
+from pie.worker.lower_tiers import LowerTiers
+from pie.worker.orders import PageOrders
+
+log = logging.getLogger("pie.worker.leaving")
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """What a worker that leaves has to see to. For one event loop."""
+
+    requests_end: Callable[[], Awaitable[None]]
+    """Returns when all requests are over and their answers sent."""
+    holdings: Holdings
+    orders: PageOrders | None
+    tiers: LowerTiers | None
+
+    async def leave(self, timeout_s: float, share: float) -> tuple[int, int]:
+        """See to all of it within `timeout_s`, of which handing on takes `share` at most.
+
+        Returns how many pages the pool took, and how many are left here alone.
+        """
+        began_s = time.monotonic()
+        until_s = began_s + timeout_s
+        handing = asyncio.create_task(self._hand_on(began_s + share * timeout_s))
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.requests_end()
+        except TimeoutError:
+            log.warning("requests are still running after %g s and are given up", timeout_s)
+        moved, left = await handing
+        now_s = time.monotonic()
+        if now_s < until_s:
+            # What the last requests made; all else is there already.
+            more, left = await self._hand_on(now_s + share * (until_s - now_s))
+            moved += more
+        if self.tiers is not None:
+            await asyncio.to_thread(self.tiers.save, until_s)
+        return moved, left
+
+    async def _hand_on(self, until_s: float) -> tuple[int, int]:
+        if self.orders is None or until_s <= time.monotonic():
+            return 0, 0
+        held: list[PageAndPlace] = []
+        if self.tiers is not None:
+            held += await asyncio.to_thread(self.tiers.entries)
+        held += self.holdings.pages()
+        try:
+            moved, left = await self.orders.hand_on(held, until_s)
+        except Exception:
+            log.exception("pages could not be handed on")
+            return 0, 0
+        if moved or left:
+            log.info("%d pages were handed on to the pool, %d are here alone", moved, left)
+        return moved, left
