@@ -46,6 +46,7 @@ from pie.router.inferlets import Inferlets
 from pie.router.likeliest import Likeliest
 from pie.router.metrics import RouterMetrics
 from pie.router.models import ModelCatalog, ServedModel
+from pie.router.pages import Pages
 from pie.router.policy_desk import PolicyDesk
 from pie.router.prefix import Prefix
 from pie.router.prompt import Prompt
@@ -101,6 +102,7 @@ class RouterApp:
         self._admin = admin
         self._policy_desk = policy_desk
         self._access = access
+        self._pages = Pages(settings)
         self._inferlets = inferlets
         self._bodies = BodyBudget(int(settings.body_budget_bytes), settings.retry_after_s)
         self._document: dict[str, object] | None = None
@@ -182,7 +184,8 @@ class RouterApp:
                 CORSMiddleware,
                 allow_origins=self._settings.cors_origins,
                 allow_methods=[*get, *post, "DELETE"],
-                allow_headers=["authorization", "content-type"],
+                # Clients have headers of their own, such as OpenAI's `x-stainless-lang`.
+                allow_headers=["*"],
                 expose_headers=list(openapi.ANSWER_HEADERS),
             )
         return app
@@ -191,7 +194,13 @@ class RouterApp:
         """Return a handler for anybody, for those who may ask, or for those who run the router."""
         access = None if public else self._access
         return Endpoint(
-            handler, self._settings, self._metrics, self._bodies, access=access, admin=admin
+            handler,
+            self._settings,
+            self._metrics,
+            self._bodies,
+            pages=self._pages,
+            access=access,
+            admin=admin,
         )
 
     def _no_such_thing(self, request: Request, error: Exception) -> Response:

@@ -15,6 +15,7 @@ from pie.router.access import Access
 from pie.router.errors import ApiError, server_error, shown
 from pie.router.exchange import BodyBudget, ClientGoneError, Exchange
 from pie.router.metrics import RouterMetrics
+from pie.router.pages import Pages
 from pie.router.settings import RouterSettings
 
 log = logging.getLogger("pie.router.endpoint")
@@ -30,6 +31,7 @@ class Endpoint:
         settings: Limits of bodies and of waiting.
         metrics: Counts requests.
         bodies: The room that all bodies share.
+        pages: Which pages in a browser may ask.
         access: Who may ask; None for anybody.
         admin: Whether it is for those who run the router.
     """
@@ -41,6 +43,7 @@ class Endpoint:
         metrics: RouterMetrics,
         bodies: BodyBudget,
         *,
+        pages: Pages,
         access: Access | None,
         admin: bool = False,
     ) -> None:
@@ -48,6 +51,7 @@ class Endpoint:
         self._bodies = bodies
         self._settings = settings
         self._metrics = metrics
+        self._pages = pages
         self._access = access
         self._admin = admin
 
@@ -57,6 +61,7 @@ class Endpoint:
         path = shown(scope["path"])
         try:
             try:
+                self._pages.check(exchange)
                 if self._access is not None:
                     given = exchange.header(b"authorization")
                     exchange.caller = self._access.caller(given, admin=self._admin)

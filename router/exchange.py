@@ -98,11 +98,13 @@ class Exchange:
             ApiError: It is too large, comes too slowly, or is not said to be JSON.
             ClientGoneError: The client hung up.
         """
-        kind = (self.header(b"content-type") or JSON).partition(";")[0].strip().lower()
+        told = self.header(b"content-type")
+        kind = (told or "").partition(";")[0].strip().lower()
+        # Also where it is missing: a page can have a browser send anything to any host but with this type.
         if kind != JSON and not kind.endswith("+json"):
             raise ApiError(
                 415,
-                f"Content-Type is {shown(kind)}; send the body as {JSON}.",
+                f"Content-Type is {shown(kind) if kind else 'missing'}; send the body as {JSON}.",
                 code="unsupported_media_type",
             )
         limit = int(self._settings.max_body_bytes)

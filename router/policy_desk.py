@@ -67,9 +67,6 @@ class PolicyDesk:
 
     async def apply(self, exchange: Exchange) -> None:
         """Put a text in force everywhere."""
-        if exchange.header(b"content-type") is None:
-            # A page in somebody's browser can send a body without a type to any host, unasked.
-            raise ApiError(415, "Content-Type is missing.", code="unsupported_media_type")
         try:
             body = msgspec.json.decode(await exchange.body(), type=ApplyBody)
         except msgspec.DecodeError as error:

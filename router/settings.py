@@ -53,7 +53,7 @@ class RouterSettings(BaseModel):
         default=(),
         max_length=256,
         description="Origins whose pages in a browser may ask, such as `https://chat.example.org`; `*` is any. "
-        "None may by default.",
+        "None but the router's own may by default. Without a token or keys, these hosts also name the router.",
     )
     max_in_flight: int = Field(
         default=256,
@@ -241,11 +241,15 @@ class RouterSettings(BaseModel):
         scheme = "http" if self.tls_cert_file is None else "https"
         return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
+    @property
+    def asks_for_a_key(self) -> bool:
+        """Whether only those with a token or key may ask."""
+        return bool(self.api_token.get_secret_value()) or self.keys_file is not None
+
     @model_validator(mode="after")
     def _token_beyond_loopback(self) -> RouterSettings:
         """Nothing listens beyond loopback without a token."""
-        has_token = bool(self.api_token.get_secret_value()) or self.keys_file is not None
-        if not is_loopback(self.host) and not has_token:
+        if not is_loopback(self.host) and not self.asks_for_a_key:
             raise ValueError(
                 f"router.host is {self.host!r}, beyond loopback: set router.api_token or "
                 "router.keys_file as well"
@@ -263,7 +267,7 @@ class RouterSettings(BaseModel):
     @classmethod
     def _origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for origin in value:
-            if origin != "*" and not re.fullmatch(r"https?://[^/\s?#]+", origin):
+            if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s?#]+", origin):
                 raise ValueError(f"{origin!r} is no origin, such as https://chat.example.org")
         return value
 

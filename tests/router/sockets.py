@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from tests.router.conftest import WAIT_S
 
+JSON = "content-type: application/json\r\n"
 GET = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
 
 

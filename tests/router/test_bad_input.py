@@ -12,6 +12,7 @@ import pytest
 
 from pie.router.service import RouterService
 from tests.router.conftest import Cluster
+from tests.router.sockets import JSON
 
 pytestmark = pytest.mark.live
 CHAT = "/v1/chat/completions"
@@ -98,7 +99,7 @@ async def test_a_body_that_grows_too_large_is_refused_while_it_is_read(
 async def test_a_body_that_does_not_come_is_given_up(router: RouterService) -> None:
     host = urlsplit(router.url)
     reader, writer = await asyncio.open_connection(host.hostname, host.port)
-    writer.write(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: 50\r\n\r\n{{".encode())
+    writer.write(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\n{JSON}content-length: 50\r\n\r\n{{".encode())
     async with asyncio.timeout(5):
         answer = await reader.read()
     assert b" 408 " in answer

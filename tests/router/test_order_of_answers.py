@@ -11,7 +11,7 @@ import pytest
 
 from pie.router.service import RouterService
 from tests.router.conftest import Cluster, until
-from tests.router.sockets import GET, Client, Clients
+from tests.router.sockets import GET, JSON, Client, Clients
 from tests.support.mock_worker import MockWorker
 
 pytestmark = pytest.mark.live
@@ -42,12 +42,15 @@ def chat(*, stream: bool = False, version: str = "1.1") -> bytes:
     """Return a whole request that generates."""
     messages = [{"role": "user", "content": "hello"}]
     body = json.dumps({"model": "mock", "messages": messages, "stream": stream}).encode()
-    head = f"POST {CHAT} HTTP/{version}\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"POST {CHAT} HTTP/{version}\r\n{JSON}host: x\r\ncontent-length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
 
 def chunked(body: bytes) -> bytes:
-    return f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".encode() + body
+    return (
+        f"POST {CHAT} HTTP/1.1\r\n{JSON}host: x\r\ntransfer-encoding: chunked\r\n\r\n".encode()
+        + body
+    )
 
 
 @pytest.mark.parametrize("first", [GET, chat(), chat(stream=False) + MODELS])

@@ -15,6 +15,7 @@ from openai import AsyncOpenAI
 
 from pie.router.errors import PortBusyError
 from tests.router.conftest import WAIT_S, Cluster, until
+from tests.router.sockets import JSON
 from tests.support.mock_worker import REPLY, MockWorker
 
 pytestmark = pytest.mark.live
@@ -201,7 +202,8 @@ async def _hang_up(cluster: Cluster, mock: MockWorker, url: str, *, stream: bool
     body = json.dumps(GOOD | {"stream": stream}).encode()
     reader, writer = await asyncio.open_connection(host.hostname, host.port)
     writer.write(
-        f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+        f"POST {CHAT} HTTP/1.1\r\n{JSON}host: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+        + body
     )
     asked = len(mock.events("generate"))
     await until(lambda: len(mock.events("generate")) > asked)
@@ -232,7 +234,7 @@ async def test_a_slow_client_gets_everything_and_holds_up_nobody(cluster: Cluste
     body = json.dumps(GOOD | {"stream": True, "max_tokens": 20_000}).encode()
     reader, writer = await asyncio.open_connection(host.hostname, host.port, limit=2**16)
     writer.write(
-        f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+        f"POST {CHAT} HTTP/1.1\r\n{JSON}host: x\r\nconnection: close\r\n"
         f"content-length: {len(body)}\r\n\r\n".encode()
         + body
     )
