@@ -32,7 +32,6 @@ from pie.router.api.chat import ChatBody
 from pie.router.api.chat_answers import ChatShaper
 from pie.router.api.completions import CompletionBody, CompletionShaper, Echo
 from pie.router.api.listing import Model, ModelList
-from pie.router.api.responses import ResponsesBody
 from pie.router.api.responses_answers import ResponsesShaper
 from pie.router.api.usage import Shaper
 from pie.router.census import Census, CensusTaker
@@ -234,9 +233,9 @@ class RouterApp:
     async def _respond(self, exchange: Exchange) -> None:
         arrived_s = time.monotonic()
         self._gate.check()
-        body = parse_body(ResponsesBody, await exchange.body(), self._limits)
+        body = self._responding.body(await exchange.body())
+        chat, keep = self._responding.chat(body, exchange.caller)
         try:
-            chat, keep = self._responding.chat(body, exchange.caller)
             shaper = partial(ResponsesShaper, body=body, keep=keep)
             await self._converse(exchange, chat, shaper, arrived_s, usage_events=True)
         except ApiError as error:

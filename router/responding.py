@@ -7,6 +7,7 @@ this router's memory alone, the least recently used forgotten first.
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +23,12 @@ from pie.router.errors import ApiError, shown
 from pie.router.exchange import Exchange
 
 _ENTRY_BYTES = 500
-_NAMES = {"messages": "input", "max_completion_tokens": "max_output_tokens"}
+_NAMES = (
+    (re.compile(r"\bresponse_format(\.json_schema)?\b"), "text.format"),
+    (re.compile(r"\bmessages\b"), "input"),
+    (re.compile(r"\bmax_completion_tokens\b"), "max_output_tokens"),
+    (re.compile(r"\b(tools\[\d+\])\.function\b"), r"\1"),
+)
 """Fields of a chat by what a response calls them."""
 
 
@@ -107,6 +113,14 @@ class Responding:
         self._store = store
         self._limits = limits
 
+    def body(self, data: bytes) -> ResponsesBody:
+        """Return what was asked; what it shares with chats is read, and judged, as a chat's.
+
+        Raises:
+            ApiError: 400 that names the problems.
+        """
+        return parse_body(ResponsesBody, data, self._limits, passed_on=ChatBody.model_fields)
+
     def chat(self, body: ResponsesBody, caller: Caller) -> tuple[ChatBody, Keep]:
         """Return the chat that a response means, and what is to be told of its end.
 
@@ -122,7 +136,10 @@ class Responding:
         asked = dict(body.chat(before))
         if session and not any(asked.get(n) for n in ("session_id", "prompt_cache_key", "user")):
             asked["session_id"] = session
-        chat = parse_body(ChatBody, msgspec.json.encode(asked), self._limits)
+        try:
+            chat = parse_body(ChatBody, msgspec.json.encode(asked), self._limits)
+        except ApiError as error:
+            raise as_response(error) from error
         said = [*before, *body.said()]
         keep = partial(self._keep, caller.tenant, said, session, body.store is not False)
         return chat, keep
@@ -155,14 +172,13 @@ class Responding:
 
 def as_response(error: ApiError) -> ApiError:
     """Return an error of a chat in the words of a response."""
-    field, bracket, rest = (error.param or "").partition("[")
-    name = _NAMES.get(field)
-    if name is None:
+    if error.status != 400:
         return error
-    told = error.message.replace(field, name)
-    return ApiError(
-        error.status, told, error.kind, f"{name}{bracket}{rest}", error.code, error.headers
-    )
+    param, message = error.param, error.message
+    for pattern, name in _NAMES:
+        param = None if param is None else pattern.sub(name, param)
+        message = pattern.sub(name, message)
+    return ApiError(error.status, message, error.kind, param, error.code, error.headers)
 
 
 def _asked(exchange: Exchange) -> str:

@@ -23,8 +23,13 @@ _STRICT = ConfigDict(frozen=True, strict=True, extra="ignore", protected_namespa
 _MAX_METADATA = 16
 _REFUSED = ("messages", "max_tokens", "max_completion_tokens", "response_format", "stream_options")
 """What a chat calls otherwise."""
-_ONE = ("n", "stop", "prompt_logprobs")
-"""What a response has none of."""
+_NONE_OF: Mapping[str, Sequence[object]] = {
+    "n": (1,),
+    "stop": ([], ""),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+}
+"""What a response has none of, with values that ask for nothing."""
 
 
 class ItemText(BaseModel):
@@ -182,8 +187,8 @@ class ResponsesBody(BaseModel):
         for name in _REFUSED:
             if name in extra:
                 raise invalid(f"{name}: unknown field", name, "unknown_parameter")
-        for name in _ONE:
-            if extra.pop(name, None) not in (None, 1, []):
+        for name, nothing in _NONE_OF.items():
+            if name in extra and extra.pop(name) not in nothing:
                 raise invalid(f"{name}: not supported", name, "unsupported_parameter")
         chat: dict[str, object] = {
             **extra,

@@ -116,6 +116,35 @@ async def test_the_next_response_goes_on_where_the_last_one_ended(cluster: Clust
     assert third.previous_response_id == second.id
 
 
+async def test_what_chats_take_responses_take_as_well(cluster: Cluster) -> None:
+    mock = cluster.mock("w0")
+    client = cluster.openai(await cluster.router(1))
+    taken: dict[str, Any] = {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "seed": 7,
+        "user": "me",
+        "cache_salt": "s" * 16,
+        "prompt_cache_key": "k",
+        "session_id": "mine",
+        "service_tier": "auto",
+        "priority": 3,
+        "top_k": 5,
+        "min_p": 0.1,
+        "bad_words": ["lazy"],
+        "logit_bias": {"5": 1},
+        "parallel_tool_calls": True,
+        "top_logprobs": 0,
+        "n": 1,
+    }
+    for fields in (taken, *({name: value} for name, value in taken.items())):
+        body = {"model": "mock", "input": ASK, "max_output_tokens": 2} | fields
+        answer: Any = await client.post("/responses", body=body, cast_to=object)
+        assert answer["status"] == "incomplete", fields
+    first = mock.events("generate")[0]
+    assert (first["seed"], first["salt"], first["priority"]) == (7, "s" * 16, 3)
+
+
 async def test_a_response_is_its_tenants_alone(cluster: Cluster, tmp_path: Path) -> None:
     keys = Keys(tmp_path / "keys.json")
     cluster.mock("w0")
@@ -177,18 +206,34 @@ async def test_what_is_wrong_is_told_in_a_responses_words(cluster: Cluster) -> N
         ({"input": [{"role": "robot", "content": "a"}]}, "input[0].role"),
         ({"input": [{"type": "image"}]}, "input[0]"),
         ({"input": "a", "temperature": 9}, "temperature"),
+        ({"input": "a", "temperature": "hot"}, "temperature"),
+        ({"input": "a", "seed": 2**70}, "seed"),
+        ({"input": "a", "cache_salt": ""}, "cache_salt"),
+        ({"input": "a", "top_logprobs": 2}, "top_logprobs"),
+        ({"input": "a", "best_of": 2}, "best_of"),
         ({"input": "a", "messages": []}, "messages"),
         ({"input": "a", "n": 2}, "n"),
         ({"input": "a", "colour": 1}, "colour"),
         ({"input": "a" * 5000}, "input"),
         ({"input": "a", "max_output_tokens": 5000}, "max_output_tokens"),
         ({"input": "a", "tool_choice": "required"}, "tool_choice"),
-        ({"input": "a", "text": {"format": {"type": "xml"}}}, "response_format"),
+        ({"input": "a", "text": {"format": {"type": "xml"}}}, "text.format"),
+        (
+            {"input": "a", "text": {"format": {"type": "json_schema", "schema": 7}}},
+            "text.format.schema",
+        ),
+        ({"input": "a", "text": {"format": {"type": "json_object", "a": 1}}}, "text.format.a"),
     )
     for body, param in wrong:
         with pytest.raises(openai.BadRequestError) as refused:
             await client.post("/responses", body={"model": "mock"} | body, cast_to=object)
         assert refused.value.param == param, refused.value
+        assert param in refused.value.message
+        assert "unknown field" not in refused.value.message or param in (
+            "messages",
+            "colour",
+            "text.format.a",
+        )
     with pytest.raises(openai.NotFoundError) as unknown:
         await client.responses.create(model="mock", input="a", previous_response_id="resp_none")
     assert unknown.value.code == "previous_response_not_found"
