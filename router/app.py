@@ -17,7 +17,6 @@ import msgspec
 from blake3 import blake3
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -178,15 +177,7 @@ class RouterApp:
             exception_handlers={HTTPException: self._no_such_thing},
         )
         app.router.redirect_slashes = False
-        if self._settings.cors_origins:
-            app.add_middleware(
-                CORSMiddleware,
-                allow_origins=self._settings.cors_origins,
-                allow_methods=[*get, *post, "DELETE"],
-                # Clients have headers of their own, such as OpenAI's `x-stainless-lang`.
-                allow_headers=["*"],
-                expose_headers=list(openapi.ANSWER_HEADERS),
-            )
+        self._pages.let_read(app)
         return app
 
     def _endpoint(self, handler: Handler, *, public: bool = False, admin: bool = False) -> Endpoint:

@@ -1,7 +1,6 @@
 """Which pages in a browser may ask, told by what a browser says of each request and no page can change.
 
-Covers `Origin`, `Sec-Fetch-Site` and `Host`. Does not cover keys (`pie.router.access`) or what a browser is
-answered so that its page may read (`pie.router.app`). What is no browser sends no `Origin` and is let through.
+Covers `Origin`, `Sec-Fetch-Site`, `Host`, and telling a browser whose page may read. Does not cover keys (`pie.router.access`). What is no browser sends no `Origin` and is let through.
 
 Any page can have its visitor's browser send requests to any address that the browser can reach, loopback
 included, and needs no leave for it as long as it does not read the answer. A name that a page's owner
@@ -13,8 +12,12 @@ from __future__ import annotations
 import ipaddress
 from urllib.parse import urlsplit
 
+from starlette.applications import Starlette
+from starlette.middleware.cors import CORSMiddleware
+
 from pie.router.errors import ApiError, shown
 from pie.router.exchange import Exchange
+from pie.router.openapi import ANSWER_HEADERS
 from pie.router.settings import RouterSettings
 
 _READS = frozenset({"GET", "HEAD"})
@@ -35,6 +38,19 @@ class Pages:
         # Where a key is needed, a page of a name that leads here has none.
         self._checks_host = not settings.asks_for_a_key
         self._hosts = {settings.host.lower(), *filter(None, map(_name, self._origins))}
+
+    def let_read(self, app: Starlette) -> None:
+        """Have a browser let pages of listed origins read what `app` answers."""
+        if not self._origins:
+            return
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=sorted(self._origins),
+            allow_methods=["GET", "POST", "DELETE"],
+            # Clients have headers of their own, such as OpenAI's `x-stainless-lang`.
+            allow_headers=["*"],
+            expose_headers=list(ANSWER_HEADERS),
+        )
 
     def check(self, exchange: Exchange) -> None:
         """Refuse what a page of another origin asks.
