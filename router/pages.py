@@ -1,6 +1,7 @@
 """Which pages in a browser may ask, told by what a browser says of each request and no page can change.
 
-Covers `Origin`, `Sec-Fetch-Site`, `Host`, and telling a browser whose page may read. Does not cover keys (`pie.router.access`). What is no browser sends no `Origin` and is let through.
+Covers `Origin`, `Sec-Fetch-Site`, `Host`, and telling a browser whose page may read. Does not cover keys
+(`pie.router.access`). What is no browser sends no `Origin` and is let through.
 
 Any page can have its visitor's browser send requests to any address that the browser can reach, loopback
 included, and needs no leave for it as long as it does not read the answer. A name that a page's owner
