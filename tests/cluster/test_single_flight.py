@@ -35,15 +35,33 @@ BURST = 8
 
 
 class Burst:
-    """Two worker processes behind a router that sends to them in turn."""
+    """Two workers behind a router that sends to them in turn."""
 
     def __init__(self, places: Places) -> None:
         self.places = places
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.router: RouterService
 
-    async def start(self) -> None:
+    async def start(self, *, in_processes: bool) -> None:
         await self.places.pool()
+        if in_processes:
+            await self._start_processes()
+        else:
+            for name in ("w0", "w1"):
+                await self.places.worker(name)
+        factory = cast(type[RoutingPolicy], RoundRobinRouting)
+        self.router = RouterService(
+            RouterSettings(port=0),
+            index_url=self.places.index.url,
+            index=self.places.index,
+            policies=PolicySet(routing=PolicySpec("round-robin", factory)),
+        )
+        await self.router.start()
+        await until(
+            lambda: self.router.status().usable_workers == 2 and bool(self.router.status().models)
+        )
+
+    async def _start_processes(self) -> None:
         for name in ("w0", "w1"):
             self.processes[name] = subprocess.Popen(  # noqa: ASYNC220 – it returns at once
                 [
@@ -60,17 +78,6 @@ class Burst:
             assert process.stdout is not None
             line = await asyncio.to_thread(process.stdout.readline)
             msgspec.json.decode(line, type=PlaceRecord)
-        factory = cast(type[RoutingPolicy], RoundRobinRouting)
-        self.router = RouterService(
-            RouterSettings(port=0),
-            index_url=self.places.index.url,
-            index=self.places.index,
-            policies=PolicySet(routing=PolicySpec("round-robin", factory)),
-        )
-        await self.router.start()
-        await until(
-            lambda: self.router.status().usable_workers == 2 and bool(self.router.status().models)
-        )
 
     async def close(self) -> None:
         await self.router.close()
@@ -96,14 +103,17 @@ class Burst:
         return {line["place"]: {**line["counters"], **line["gauges"]} for line in status["workers"]}
 
 
-@pytest.fixture
+@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.soak)])
 async def burst(
-    index_settings: IndexSettings, tmp_path: Path, tokenizer_folder: Path
+    index_settings: IndexSettings,
+    tmp_path: Path,
+    tokenizer_folder: Path,
+    request: pytest.FixtureRequest,
 ) -> AsyncIterator[Burst]:
     places = Places(index_settings, model_folder(tmp_path, tokenizer_folder))
     await places.start()
     burst = Burst(places)
-    await burst.start()
+    await burst.start(in_processes=request.param)
     yield burst
     await burst.close()
     await places.close()
@@ -147,6 +157,7 @@ async def test_a_prefix_that_a_burst_brings_is_computed_once(
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("burst", [True], indirect=True)
 async def test_where_the_one_that_computes_it_is_killed_the_others_answer(
     burst: Burst, http: httpx.AsyncClient
 ) -> None:
