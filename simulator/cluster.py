@@ -148,6 +148,8 @@ class SimulatedCluster:
         self._submitted += 1
         request_id = f"{self.spec.seed}/{self._submitted}"
         prefix = Prefix(request.tokens())
+        for worker in self.workers:
+            worker.tell_load()
         chosen = self._chooser.choose(
             request_id, prefix, [worker.books for worker in self.workers], session=request.session
         )

@@ -152,6 +152,22 @@ class MockEngine:
         """Whether nothing is left to do."""
         return self._scheduler.is_empty
 
+    def take_step(self) -> bool:
+        """Say whether a step under way has ended, since this was asked last, that a router is told of.
+
+        Steps that are alike are taken at once here; a worker tells of each that brings tokens, and of the
+        first one after a request has come.
+        """
+        steps = self._under_way
+        if steps is None:
+            return False
+        passed, told = steps.passed(self._clock.now_s()), steps.told
+        steps.told = passed
+        if passed == told or not (steps.decode or self._told != self._submitted):
+            return False
+        self._told = self._submitted
+        return True
+
     @property
     def context_tokens(self) -> int:
         """Most tokens of prompt and answer together."""
@@ -188,11 +204,13 @@ class MockEngine:
             self._scheduler.finish(sequence)
 
     def load(self) -> Load:
-        """Return how busy it is."""
+        """Return how busy it is, as of the last step that has ended."""
+        steps = self._under_way
+        computed = 0 if steps is None else steps.prefill * steps.passed(self._clock.now_s())
         return Load(
             running=self._scheduler.running,
             waiting=self._scheduler.waiting,
-            waiting_tokens=self._scheduler.waiting_tokens,
+            waiting_tokens=self._scheduler.waiting_tokens - computed,
             free_pages=self.table.available,
             total_pages=self.table.total,
             prefill_tokens_per_s=self._times.prefill.per_s,
@@ -365,7 +383,12 @@ class _Steps:
     step_s: float
     count: int
     timer: Timer | None = None
+    told: int = 0
 
     @property
     def end_s(self) -> float:
         return self.began_s + self.step_s * self.count
+
+    def passed(self, now_s: float) -> int:
+        """Return how many of them have ended; the last one ends with all."""
+        return min(self.count - 1, int((now_s - self.began_s) / self.step_s))

@@ -125,6 +125,11 @@ class SimulatedWorker:
                 Refused(request_id, RefusalCode.OVERLOADED, "the queue is full", None)
             )
 
+    def tell_load(self) -> None:
+        """Tell the router what a worker would have told it by now, with the tokens of its latest step."""
+        if self.engine.take_step():
+            self.books.told_load(self.engine.load())
+
     def _reported(self, deltas: Many[TokenDelta], load: Load) -> None:
         self.books.told_load(load)
         for delta in deltas:

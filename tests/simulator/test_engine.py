@@ -9,6 +9,7 @@ from pie.simulator import engine as engine_module
 from pie.simulator.cost_model import CostModel
 from pie.simulator.errors import SetupError
 from pie.simulator.trace import TraceRequest
+from pie.wire.messages import Load
 from tests.simulator.parts import PAGE, ask, cluster, spec
 
 REQUESTS = st.builds(
@@ -135,3 +136,30 @@ def test_an_engine_that_cannot_be_is_told(fields: dict[str, object], said: str) 
 def test_a_cost_model_that_makes_no_sense_is_refused(model: CostModel) -> None:
     with pytest.raises(SetupError, match="must be"):
         model.check()
+
+
+@settings(max_examples=50)
+@given(st.lists(REQUESTS, min_size=2, max_size=8).map(apart), st.sampled_from([64, 23, 9]))
+def test_a_router_that_asks_is_told_the_same_of_many_steps_at_once(
+    trace: list[TraceRequest], step_tokens: int
+) -> None:
+    def queue(load: Load | None) -> tuple[int, ...]:
+        return () if load is None else (load.waiting_tokens, load.waiting, load.running)
+
+    def told(most_steps: int) -> list[tuple[tuple[int, ...], ...]]:
+        seen: list[tuple[tuple[int, ...], ...]] = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(engine_module, "_MOST_STEPS", most_steps)
+            simulated = cluster(spec(workers=1, step_tokens=step_tokens))
+            (worker,) = simulated.workers
+
+            def look() -> None:
+                worker.tell_load()
+                seen.append((queue(worker.engine.load()), queue(worker.books.load)))
+
+            for at in range(60):
+                simulated.clock.at(0.0631 * at + 3.1e-6, look)
+            simulated.run_open(trace)
+        return seen
+
+    assert told(10_000) == told(1)
