@@ -110,6 +110,8 @@ class Access:
         self._callers: dict[str, Caller] = {}
         self._salts: list[str] = []
         self._seen: tuple[int, ...] | None = None
+        self._told = ""
+        """What was wrong with the file when it was read last."""
         self._looked_s = time.monotonic()
         if self._file is not None:
             self._seen = _stamp(self._file)
@@ -176,11 +178,18 @@ class Access:
         stamp = _stamp(self._file)
         if stamp == self._seen:
             return
-        self._seen = stamp
         try:
-            self._take_in(read_key_file(self._file))
+            content = read_key_file(self._file)
         except KeyFileError as error:
-            log.error("the keys stay as they were: %s", error)  # noqa: TRY400
+            # What a disk does not give now it may give in a moment; what is no file of keys stays none.
+            if not isinstance(error.__cause__, OSError):
+                self._seen = stamp
+            if (told := str(error)) != self._told:
+                log.error("the keys stay as they were: %s", told)  # noqa: TRY400
+                self._told = told
+            return
+        self._seen, self._told = stamp, ""
+        self._take_in(content)
 
     def _take_in(self, content: KeyFile) -> None:
         now_s = time.monotonic()

@@ -18,7 +18,7 @@ from pie.router.workers import WorkerSet
 from pie.wire import WireError
 
 _LISTED = 100
-_ANSWER_PREFIXES = ("chatcmpl-", "cmpl-")
+_ANSWER_PREFIXES = ("chatcmpl-", "cmpl-", "resp_")
 
 
 class Admin:

@@ -7,12 +7,13 @@ has which key (`pie.router.access`) or which path does what (`pie.router.app`).
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Awaitable, Callable
 
 from starlette.types import Receive, Scope, Send
 
 from pie.router.access import Access
-from pie.router.errors import ApiError, server_error, shown
+from pie.router.errors import ApiError, server_error
 from pie.router.exchange import BodyBudget, ClientGoneError, Exchange
 from pie.router.metrics import RouterMetrics
 from pie.router.pages import Pages
@@ -58,7 +59,7 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         exchange = Exchange(scope, receive, send, self._settings, self._bodies)
-        path = shown(scope["path"])
+        route = getattr(scope.get("route"), "path", "other")
         try:
             try:
                 self._pages.check(exchange)
@@ -68,18 +69,25 @@ class Endpoint:
                 await self._handler(exchange)
             except ApiError as error:
                 if error.status >= 500:
-                    log.warning("%s: %d %s", path, error.status, error.message)
+                    log.warning("%s: %d %s", route, error.status, error.logged)
                 else:
-                    told = (error.status, error.code, error.param)
-                    log.info("%s: %d, code %s, param %s", path, *told)
+                    told = (error.status, error.code, _field(error))
+                    log.info("%s: %d, code %s, param %s", route, *told)
                 await exchange.refuse(error)
             except ClientGoneError:
                 exchange.status = exchange.status or 499
             # Whatever else goes wrong is our own bug: it is logged, and the client is told so.
             except Exception:
-                log.exception("%s failed", path)
+                log.exception("%s failed", route)
                 await exchange.refuse(server_error("The router failed."))
         except ClientGoneError:
             exchange.status = exchange.status or 499
-        route = getattr(scope.get("route"), "path", scope["path"])
         self._metrics.requests.labels(route, str(exchange.status)).inc()
+
+
+def _field(error: ApiError) -> str | None:
+    """Return which field is wrong as a log says it: no name that a client made up, and nothing within."""
+    if error.param is None or error.code == "unknown_parameter":
+        return None
+    named = re.match(r"[a-z_-]+", error.param)
+    return None if named is None else named[0]

@@ -70,14 +70,17 @@ class ApiError(RouterError):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        logged: str | None = None,
     ) -> None:
-        super().__init__(status, message, kind, param, code, headers)
+        super().__init__(status, message, kind, param, code, headers, logged)
         self.status = status
         self.message = message
         self.kind = kind
         self.param = param
         self.code = code
         self.headers = dict(headers or {})
+        self.logged = message if logged is None else logged
+        """What a log says in place of a message that may repeat what was asked or answered."""
 
     def __str__(self) -> str:
         return self.message
@@ -147,9 +150,15 @@ def unavailable(message: str, retry_after_s: float, code: str = "unavailable") -
     return ApiError(503, message, "server_error", None, code, _retry_after(retry_after_s))
 
 
-def server_error(message: str, code: str = "internal_error", status: int = 500) -> ApiError:
+def server_error(
+    message: str,
+    code: str = "internal_error",
+    status: int = 500,
+    *,
+    logged: str | None = None,
+) -> ApiError:
     """Return an answer for what is not the client's fault."""
-    return ApiError(status, message, "server_error", None, code)
+    return ApiError(status, message, "server_error", None, code, None, logged)
 
 
 def _retry_after(seconds: float) -> dict[str, str]:

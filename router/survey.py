@@ -18,7 +18,7 @@ from pie.router.rates import FleetRates
 from pie.router.status import ClusterStatus, PlaceLine, WorkerLine
 from pie.router.workers import WorkerSet
 
-_GENERATING = ("/v1/chat/completions", "/v1/completions")
+_GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 
 
 class Survey:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,11 +22,10 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from blake3 import blake3
 
 from pie.page.key import PageKey
 from pie.router.generation import Generation
-from pie.router.tenant import tenant_tag
+from pie.router.tenant import session_tag, tenant_tag
 
 log = logging.getLogger("pie.router.trace")
 
@@ -47,6 +47,7 @@ SCHEMA = pa.schema(
 )
 _BATCH_KEYS = 131_072
 """Keys of one file: 4 MiB."""
+_KEY_BYTES = 32
 _BATCH_ROWS = 10_000
 _BATCH_S = 60.0
 """The oldest row waits no longer than so."""
@@ -72,18 +73,14 @@ class TraceRow:
     keys: Sequence[PageKey]
 
 
-def session_name(session: str | None) -> bytes | None:
-    """Return eight bytes that stand for a session: what a client calls it may name a person."""
-    return None if session is None else blake3(b"pie/session" + session.encode()).digest(8)
-
-
 class TraceRecorder:
     """Writes rows to files of a folder, on a thread of its own.
 
     Args:
         folder: Made where it is not there.
         budget_bytes: Bytes of all traces in the folder; the oldest file is removed beyond them.
-        secret: 32 bytes that all of the cluster share; keys the tags of tenants.
+        secret: 32 bytes that all of the cluster share; keys the tags of tenants and sessions. Without it a
+            session has a tag of this recorder's alone.
         on_dropped: Told of rows that were lost, because the disk is too slow or failed.
         clock: Seconds, going forward.
     """
@@ -100,6 +97,8 @@ class TraceRecorder:
         self._folder = folder
         self._budget_bytes = budget_bytes
         self._secret = secret
+        # What a client calls a session may name a person, and who has a trace could try names.
+        self._session_key = secret or secrets.token_bytes(_KEY_BYTES)
         self._on_dropped = on_dropped
         self._clock = clock
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pie-trace")
@@ -151,7 +150,8 @@ class TraceRecorder:
             model=order.model.name,
             worker=generation.place or "",
             tenant_tag=tenant_tag(root, salt, self._secret),
-            session=session_name(order.session),
+            session=bytes.fromhex(session_tag(root, salt, order.session, self._session_key))
+            or None,
             page_tokens=record.page_tokens,
             prompt_tokens=len(order.prompt.ids),
             cached_tokens=generation.cached_tokens,

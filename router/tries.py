@@ -109,7 +109,9 @@ class Tries:
             retry_after_s = self._refused.retry_after_s or retry_after_s
             return self._refusal(self._refused, others, retry_after_s)
         if self._failure:
-            return server_error(f"The worker failed: {self._failure}")
+            return server_error(
+                f"The worker failed: {self._failure}", logged=f"worker {self._place} failed"
+            )
         if self._ending is None:
             if self._order.only_place is not None:
                 return unavailable(
@@ -131,7 +133,10 @@ class Tries:
     def _refusal(self, refused: Refused, others: int, retry_after_s: float) -> ApiError:
         """Return what to tell where the last word was a worker's no."""
         if refused.code not in _NO_ROOM:
-            return server_error(f"The worker refused: {refused.message}")
+            return server_error(
+                f"The worker refused: {refused.message}",
+                logged=f"worker {self._place} refused ({refused.code})",
+            )
         who = "All workers are"
         if others:
             attempts = self._settings.attempts

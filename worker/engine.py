@@ -33,6 +33,7 @@ from pie.worker.departed import Departed
 from pie.worker.figures import Figures
 from pie.worker.forks import Forks, parent_of
 from pie.worker.generation import Generation, RequestKey, Vocabulary
+from pie.worker.grammar import GrammarFailedError
 from pie.worker.lending import Lending
 from pie.worker.loadable import Loadable
 from pie.worker.offload import Offload
@@ -384,6 +385,9 @@ class Engine:
                 chunk.sequence.prefill_s += (now_s - started_s) * chunk.tokens / prefill
             try:
                 self._finish(generation, chunk, index, outcome, now_s)
+            except GrammarFailedError as error:
+                log.warning("a request failed after its step: %s", error)
+                self._fail(generation, f"{error}")
             except Exception as error:
                 log.exception("a request failed after its step")
                 self._fail(generation, f"{type(error).__name__}: {error}")

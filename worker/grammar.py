@@ -25,7 +25,7 @@ from pie.tokens.tokenizer import Tokenizer
 from pie.wire.errors import RefusedError
 from pie.wire.messages import Grammar, RefusalCode
 from pie.worker.grammar_process import STACK_BYTES, Setup, make_tokenizer
-from pie.worker.grammar_text import BadGrammarError, beginning, on_deep_stack, short
+from pie.worker.grammar_text import BadGrammarError, beginning, on_deep_stack
 from pie.worker.grammar_trial import GrammarTrial
 
 _MOST_COMPILED = 64
@@ -77,7 +77,10 @@ class Constraint:
             GrammarFailedError: They do not fit, or the grammar is too much work.
         """
         if not self._matcher.consume_tokens(list(tokens)):
-            raise GrammarFailedError(short(self._matcher.get_error()))
+            # Not in llguidance's words, which repeat what was generated: this is told and logged.
+            if "TooComplex" in str(self._matcher.stop_reason()):
+                raise GrammarFailedError("the grammar is too much work")
+            raise GrammarFailedError("the answer has left its grammar")
 
 
 class GrammarCompiler:

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 
 from pie.page.events import Epoch
 from pie.wire.errors import PeerGone, WireError
-from pie.wire.messages import Load, Refused, StepTokens, TokenDelta
+from pie.wire.messages import Load, PositionLogprobs, Refused, StepTokens, TokenDelta
 from pie.wire.peer import Peer
 
 log = logging.getLogger("pie.worker.outbox")
@@ -28,19 +28,26 @@ _MESSAGE_ENTRIES = 32_768
 
 def merge(earlier: TokenDelta, later: TokenDelta) -> TokenDelta:
     """Return two deltas of one request as one."""
-    logprobs = None
-    if earlier.logprobs is not None or later.logprobs is not None:
-        logprobs = (earlier.logprobs or ()) + (later.logprobs or ())
     return TokenDelta(
         request_id=later.request_id,
         token_ids=earlier.token_ids + later.token_ids,
         text=earlier.text + later.text,
         finish_reason=later.finish_reason,
         started=earlier.started or later.started,
-        logprobs=logprobs,
+        logprobs=_both(earlier.logprobs, later.logprobs),
         stop_string=later.stop_string,
         error=later.error,
+        prompt_logprobs=_both(earlier.prompt_logprobs, later.prompt_logprobs),
     )
+
+
+def _both(
+    earlier: tuple[PositionLogprobs, ...] | None, later: tuple[PositionLogprobs, ...] | None
+) -> tuple[PositionLogprobs, ...] | None:
+    """Return the positions of two deltas; None where neither was asked for any."""
+    if earlier is None or later is None:
+        return later if earlier is None else earlier
+    return earlier + later
 
 
 class Outbox:
@@ -133,7 +140,8 @@ class Outbox:
         while self._deltas and entries < _MESSAGE_ENTRIES:
             delta = self._deltas.pop(next(iter(self._deltas)))
             entries += len(delta.token_ids)
-            entries += sum(len(position.top) for position in delta.logprobs or ())
+            for told in (delta.logprobs, delta.prompt_logprobs):
+                entries += sum(1 + len(position.top) for position in told or ())
             deltas.append(delta)
         if not self._deltas:
             self._load = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import ssl
 import subprocess
 import time
@@ -14,7 +15,8 @@ import openai
 import pytest
 from pydantic import ValidationError
 
-from pie.router.errors import CertificateError, KeyFileError
+from pie.router.access import Access
+from pie.router.errors import ApiError, CertificateError, KeyFileError
 from pie.router.key_file import KeyFile, editing, read_key_file, write_key_file
 from pie.router.settings import RouterSettings
 from pie.router.tls import server_context, trusted
@@ -80,6 +82,30 @@ async def test_a_file_that_breaks_leaves_keys_as_they_were(
     answer = await http.get(router.url + "/v1/models", headers=bearer(key))
     assert answer.status_code == 200
     assert "is no file of API keys" in caplog.text
+
+
+def test_a_file_that_could_not_be_read_once_is_read_again(
+    keys: Keys, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = keys.make("acme")
+    access = Access(RouterSettings(keys_file=keys.file))
+    keys.revoke_all()
+
+    def fails(file: Path) -> KeyFile:
+        raise KeyFileError(f"{file}: cannot be read") from OSError(errno.EMFILE, "too many files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("pie.router.access.read_key_file", fails)
+        # A key that nobody has is looked for in the file each time.
+        for _ in range(3):
+            with pytest.raises(ApiError):
+                access.caller("Bearer none", admin=False)
+        assert access.caller(f"Bearer {key}", admin=False).tenant == "acme"
+        assert caplog.text.count("cannot be read") == 1
+    with pytest.raises(ApiError):
+        access.caller("Bearer none", admin=False)
+    with pytest.raises(ApiError):
+        access.caller(f"Bearer {key}", admin=False)
 
 
 def test_the_file_gives_no_key_away_and_is_its_owners_alone(keys: Keys) -> None:

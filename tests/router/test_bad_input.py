@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import httpx
 import pytest
@@ -200,3 +201,22 @@ def _refs(node: object) -> list[str]:
             for ref in ([value] if key == "$ref" else _refs(value))
         ]
     return [ref for item in node for ref in _refs(item)] if isinstance(node, list) else []
+
+
+async def test_nothing_that_a_client_made_up_reaches_a_log(
+    router: RouterService, http: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "pie")
+    forged = "forged\n2026-11-30 ERROR pie: all is lost"
+    await http.post(router.url + CHAT, json=GOOD | {forged: 1})
+    await http.post(router.url + CHAT, json=GOOD | {"model": forged})
+    await http.post(router.url + CHAT, json=GOOD | {"temperature": forged})
+    await http.post(router.url + CHAT, json=GOOD | {"logit_bias": {forged: 1}})
+    await http.post(router.url + "/v1/responses", json={"model": "mock", "metadata": {forged: 1}})
+    await http.get(router.url + "/v1/models/forged%20ERROR%1b")
+    await http.get(router.url + "/admin/requests/forged%20ERROR%1b")
+    await http.get(router.url + f"/{quote(forged)}")
+    told = [one.getMessage() for one in caplog.records if one.name.startswith("pie.router.end")]
+    assert len(told) == 7
+    assert any("param temperature" in one for one in told)
+    assert not [one for one in told if "forged" in one or "\n" in one]

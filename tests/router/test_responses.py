@@ -50,6 +50,9 @@ async def test_a_response_is_text_with_usage_and_can_be_read_again_until_it_is_d
     await client.responses.delete(response.id)
     with pytest.raises(openai.NotFoundError, match="is not kept here"):
         await client.responses.retrieve(response.id)
+    explained = await http.get(f"{router.url}/admin/requests/{response.id}")
+    assert explained.status_code == 200
+    assert (await http.get(f"{router.url}/status")).json()["requests"] == 1
     short = await client.responses.create(model="mock", input=ASK, max_output_tokens=3, store=False)
     assert short.status == "incomplete"
     assert short.incomplete_details

@@ -119,13 +119,18 @@ async def test_a_failed_attempt_is_tried_elsewhere_once(cluster: Cluster) -> Non
     assert (await answer)[:2] == (REPLY, "stop")
 
 
-async def test_an_answer_that_cannot_go_on_ends_with_an_error(cluster: Cluster) -> None:
+async def test_an_answer_that_cannot_go_on_ends_with_an_error(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
     cluster.mock("w0", fail_after_tokens=20, token_delay_s=DELAY_S)
     client = cluster.openai(await cluster.router(1, worker_wait_s=0.1))
     with pytest.raises(openai.APIError, match="as the test wants"):
         await streamed(client)
     with pytest.raises(openai.InternalServerError, match="as the test wants"):
         await client.chat.completions.create(model="mock", messages=HELLO)
+    # What a worker says may repeat what was asked or answered.
+    assert "worker w0 failed" in caplog.text
+    assert "as the test wants" not in caplog.text
 
 
 async def test_full_workers_are_429_with_retry_after(

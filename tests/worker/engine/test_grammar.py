@@ -181,8 +181,10 @@ def test_what_is_no_grammar_is_refused_in_one_line(
 
 def test_tokens_that_do_not_fit_are_an_error(compiler: GrammarCompiler) -> None:
     constraint = compiler.compile(Grammar(GrammarKind.REGEX, "abc"))
-    with pytest.raises(GrammarFailedError):
+    with pytest.raises(GrammarFailedError) as failed:
         constraint.take([50, 50])
+    # Not a word of what was generated: this reaches logs.
+    assert str(failed.value) == "the answer has left its grammar"
 
 
 def test_an_answer_that_left_its_grammar_fails_and_others_go_on(

@@ -84,6 +84,17 @@ def test_merging_keeps_everything_in_order() -> None:
     )
 
 
+def test_merging_loses_nothing_that_a_delta_can_say() -> None:
+    logprobs = (PositionLogprobs(TokenLogprob(1, b"x", -1.0), ()),)
+    begins = TokenDelta("r", (1,), "a", started=STARTED, prompt_logprobs=logprobs)
+    ends = TokenDelta("r", (2,), "b", FinishReason.FAILED, None, logprobs, "c", "broken")
+    merged = merge(begins, ends)
+    for name in TokenDelta.__struct_fields__:
+        assert getattr(merged, name) is not None, name
+    assert merge(TokenDelta("r", (), ""), begins).prompt_logprobs == logprobs
+    assert merge(begins, TokenDelta("r", (2,), "b")).prompt_logprobs == logprobs
+
+
 async def test_what_comes_while_there_is_no_credit_goes_as_one(peer: FakePeer) -> None:
     outbox = make(peer)
     for token in range(5):
