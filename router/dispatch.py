@@ -92,6 +92,9 @@ class Dispatcher:
             with self._conversation(generation, chosen):
                 ending = await self._attempt(generation, chosen)
             generation.chosen = None
+            made = len(generation.output_ids) - before
+            if made and generation.model_root is None:
+                generation.model_root = chosen.link.record.model_root
             tried.ending = ending.value
             if ending is Ending.DONE:
                 return
@@ -102,7 +105,7 @@ class Dispatcher:
                 chosen.link,
                 ending,
                 tried.ending,
-                tokens=len(generation.output_ids) - before,
+                tokens=made,
                 refused=generation.refused,
                 failure=generation.failure,
             )
@@ -126,22 +129,31 @@ class Dispatcher:
         if generation.order.prompt_logprobs is not None and chosen.awaited_pages:
             # All of the prompt is computed, whoever has its pages.
             chosen = dataclasses.replace(chosen, awaited_pages=0)
+        if generation.model_root not in (None, chosen.link.record.model_root):
+            self._metrics.other_models.inc()
+            log.info("request %s goes on at another model", generation.request_id)
         if generation.first_token_s is None:
             generation.predicted_tokens = chosen.predicted_tokens
             generation.place = chosen.link.record.place
         return chosen
 
     def _candidates(self, generation: Generation, tries: Tries) -> list[WorkerLink]:
-        """Return the workers that may take it and are not left out for now."""
+        """Return the workers that may take it and are not left out for now.
+
+        Of a sequence that has begun those with its very model, where there are any: amid a change of weights or
+        dtype there are others of the same name.
+        """
         order = generation.order
         length = len(order.prompt.ids) + len(generation.output_ids)
-        return [
+        links = [
             link
             for link in self._workers.usable(order.model.name, order.model.digest)
             if not tries.leaves_out(link)
             and length < link.record.context_tokens
             and order.only_place in (None, link.record.place)
         ]
+        same = [link for link in links if link.record.model_root == generation.model_root]
+        return same or links
 
     async def _attempt(self, generation: Generation, chosen: Chosen[WorkerLink]) -> Ending:
         """Send it to one worker and wait for the end."""

@@ -13,6 +13,7 @@ from array import array
 from dataclasses import dataclass
 
 from pie.page.events import PlaceId
+from pie.page.key import RootKey
 from pie.router.choice import Chosen
 from pie.router.link import WorkerLink
 from pie.router.mailbox import Mailbox
@@ -115,6 +116,8 @@ class Generation:
         """How the first attempt that made a token began."""
         self.place: PlaceId | None = None
         """The worker of the first token; until then the one that was asked last."""
+        self.model_root: RootKey | None = None
+        """Of the worker of the first token: another root is another model, whatever it is called."""
         self.attempts = 0
         self.predicted_tokens = 0
         self.first_token_s: float | None = None

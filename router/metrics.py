@@ -43,6 +43,9 @@ class RouterMetrics:
         self.resumes = count(
             "resumes", "Attempts that failed after it and were resumed, by reason.", "reason"
         )
+        self.other_models = count(
+            "other_models", "Resumes at a worker with other weights or another dtype."
+        )
         self.disconnects = count("disconnects", "Clients that hung up.")
         self.policy_failures = count(
             "policy_failures", "Choices that the routing policy failed to make."

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from array import array
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from pie.index.contract import PlaceRecord
+from pie.page.events import PlaceId
+from pie.policies.routing import Choice, RequestView, WorkerView
 from pie.router.generation import Ending, Order
 from pie.router.link import WorkerLink
 from pie.router.models import ServedModel
@@ -63,6 +66,33 @@ async def test_half_an_answer_waits_for_room_and_asks_full_workers_again(cluster
     await until(lambda: sum(len(mock.events("generate")) for mock in full) > 6)
     cluster.mock("w1")
     assert (await answer)[0] == REPLY
+
+
+class InOrder:
+    """Takes the first of these places that is a candidate."""
+
+    def __init__(self, *places: str) -> None:
+        self._places = places
+
+    def choose(self, request: RequestView, workers: Sequence[WorkerView]) -> Choice:
+        there = {worker.place for worker in workers}
+        return Choice(PlaceId(next(place for place in self._places if place in there)))
+
+
+@live
+async def test_an_answer_goes_on_at_its_own_model_and_only_without_one_at_another(
+    cluster: Cluster,
+) -> None:
+    for place in ("w0", "w1"):
+        cluster.mock(place, weights="old", token_delay_s=DELAY_S, die_after_tokens=8)
+    new = cluster.mock("w2", weights="new")
+    router = await cluster.router(3, routing=InOrder("w0", "w2", "w1"))
+    assert (await streamed(cluster.openai(router, timeout=60)))[0] == REPLY
+    [first], [second] = (mock.events("generate") for mock in cluster.mocks[:2])
+    [last] = new.events("generate")
+    places = [cast(float, one["at"]) for one in (first, second, last)]
+    assert places == sorted(places)
+    assert router.metrics.total(router.metrics.other_models) == 1
 
 
 def test_not_all_workers_are_said_to_be_busy_where_some_were_not_asked() -> None:
