@@ -21,8 +21,11 @@ from pie.worker.programs.cells import Bools, Ints
 from pie.worker.programs.trouble import CallError, recurrent
 
 _MOST_RESULT_BYTES = 64 << 20
-_MOST_MASK_ELEMENTS = 1 << 28
+_MOST_MASK_ELEMENTS = 1 << 24
+"""Of all masks of a pass together: it takes the step thread, which is everybody's, some 20 ms."""
 _MOST_TOP = 4096
+MOST_TEXT_CHARS = 4 << 20
+"""Of a text or a conversation that a program has turned into tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,20 @@ class ModelShape:
 
 
 @dataclass(frozen=True, slots=True)
+class Mask:
+    """What a pass may attend to, packed as long as it waits: eight times as much is not held for each."""
+
+    shape: tuple[int, int, int, int]
+    """Layers or 1, query heads or 1, tokens, slots."""
+    bits: bytes
+
+    def unpacked(self) -> Bools:
+        """Return it as an array of `shape`."""
+        packed: NDArray[np.uint8] = np.frombuffer(self.bits, np.uint8)
+        return np.unpackbits(packed, count=math.prod(self.shape)).view(np.bool_).reshape(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
 class PassCall:
     """One sequence's part of a pass."""
 
@@ -54,8 +71,7 @@ class PassCall:
     positions: Ints | None
     write: int | None
     read: Ints | None
-    mask: Bools | None
-    """`[layers or 1, query_heads or 1, tokens, slots]`"""
+    mask: Mask | None
     wants: PassInput
     targets: Ints
     embeddings: NDArray[np.float32] | None = None
@@ -74,11 +90,23 @@ def read_inputs(
         raise bad("a pass has at least one sequence")
     if len({one.set for one in inputs}) < len(inputs):
         raise bad("a pass has two inputs for the same working set: fork it, or run two passes")
+    masked = sum(math.prod(one.mask) for one in inputs if one.mask is not None)
+    if masked > _MOST_MASK_ELEMENTS:
+        raise bad(
+            f"masks of {masked} elements, of at most {_MOST_MASK_ELEMENTS}: run fewer tokens in a pass, or "
+            "name the slots that all of them attend to"
+        )
     left = list(frames)
 
     def ints() -> Ints:
         if not left or len(left[0]) % 4:
             raise bad("a pass came with other frames than it announces")
+        if len(left[0]) > 4 * shape.context_tokens:
+            raise CallError(
+                Trouble.CONTEXT_LENGTH,
+                f"a pass with {len(left[0]) // 4} tokens, positions or slots, and the model's context is "
+                f"{shape.context_tokens}",
+            )
         return np.frombuffer(left.pop(0), "<u4").astype(np.int64)
 
     calls = []
@@ -198,17 +226,16 @@ def may_ask(shape: ModelShape) -> str:
     return f"what may be had of this model: {scores}logits, hidden states, forks, seal, park"
 
 
-def _mask(shape: tuple[int, int, int, int], bits: bytes, model: ModelShape) -> Bools:
+def _mask(shape: tuple[int, int, int, int], bits: bytes, model: ModelShape) -> Mask:
     count = math.prod(shape)
-    if min(shape) < 1 or count > _MOST_MASK_ELEMENTS or len(bits) != -(-count // 8):
+    if min(shape) < 1 or len(bits) != -(-count // 8):
         raise bad(f"a mask of shape {shape} came with {len(bits)} bytes")
     if shape[0] not in (1, model.layers) or shape[1] not in (1, model.query_heads):
         raise bad(
             f"a mask for {shape[0]} layers and {shape[1]} heads: the model has {model.layers} layers "
             f"with attention and {model.query_heads} query heads"
         )
-    packed: NDArray[np.uint8] = np.frombuffer(bits, np.uint8)
-    return np.unpackbits(packed, count=count).astype(np.bool_).reshape(shape)
+    return Mask(shape, bits)
 
 
 def _embeddings(data: bytes, tokens: int, model: ModelShape) -> NDArray[np.float32]:

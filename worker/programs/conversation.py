@@ -9,7 +9,7 @@ from __future__ import annotations
 from pie.tokens.template import ChatTemplate
 from pie.tokens.tokenizer import Tokenizer
 from pie.wire.programs import Render
-from pie.worker.programs.calls import bad
+from pie.worker.programs.calls import MOST_TEXT_CHARS, bad
 
 
 class Conversations:
@@ -35,6 +35,9 @@ class Conversations:
             raise bad(
                 "this model has no chat template: encode a plain text and fill() its tokens instead"
             )
+        chars = sum(len(turn.role) + len(turn.content) for turn in message.turns)
+        if chars + len(message.known_answer or "") > MOST_TEXT_CHARS:
+            raise bad(f"a conversation of more than {MOST_TEXT_CHARS} characters")
         turns = [{"role": turn.role, "content": turn.content} for turn in message.turns]
         full = self._template.render(turns, add_generation_prompt=message.opens_answer)
         known = turns[: message.known_turns]

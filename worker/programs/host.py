@@ -47,7 +47,7 @@ from pie.wire.programs import (
     Say,
 )
 from pie.worker.grammar_queue import GrammarQueue
-from pie.worker.programs.calls import bad, read_ints
+from pie.worker.programs.calls import MOST_TEXT_CHARS, bad, read_ints
 from pie.worker.programs.commands import (
     ProgramAnswer,
     ProgramBegan,
@@ -70,9 +70,6 @@ _MOST_HEARD = 1024
 """Messages of a client that wait to be listened to."""
 _MOST_HEARD_CHARS = 4 << 20
 """Of all of them together."""
-
-
-_MOST_TEXT_CHARS = 4 << 20
 
 
 class TooManyPrograms(Exception):  # noqa: N818
@@ -312,8 +309,8 @@ class ProgramHost:
         try:
             match message:
                 case Encode(call, text, special):
-                    if len(text) > _MOST_TEXT_CHARS:
-                        raise bad(f"a text of more than {_MOST_TEXT_CHARS} characters")
+                    if len(text) > MOST_TEXT_CHARS:
+                        raise bad(f"a text of more than {MOST_TEXT_CHARS} characters")
                     tokens = self._tokenizer.encode(text, add_special_tokens=special)
                     return Encoded(call), [_u32(tokens)]
                 case Render(call):

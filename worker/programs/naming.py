@@ -54,11 +54,22 @@ class Naming:
             tail = self.tokens[done * self._page_tokens :]
             self.keys.extend(page_keys(self._parent(done), tail, self._page_tokens))
 
-    def cut(self, start: int) -> Callable[[], None]:
-        """Forget tokens from `start` on, none of which lies in a full page; returns what undoes it."""
-        tokens = self.tokens[start:]
+    def cut(self, start: int) -> None:
+        """Forget tokens from `start` on, none of which lies in a full page."""
         del self.tokens[start:]
-        return lambda: self.tokens.extend(tokens)
+
+    def mark(self) -> Callable[[], None]:
+        """Return what makes all names what they are now, whatever is added, cut or spoiled until then."""
+        is_pure, tokens, keys, count = self.is_pure, self.tokens, self.keys, len(self.keys)
+        named = count * self._page_tokens
+        tail = tokens[named:]
+
+        def put_back() -> None:
+            self.is_pure, self.tokens, self.keys = is_pure, tokens, keys
+            del keys[count:], tokens[named:]
+            tokens.extend(tail)
+
+        return put_back
 
     def spoil(self) -> None:
         """Give no page a key from now on."""

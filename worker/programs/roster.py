@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -20,6 +20,7 @@ from pie.page.key import RootKey, tenant_root
 from pie.wire.frames import Buffer
 from pie.wire.programs import (
     AskSet,
+    CallFailed,
     CancelCall,
     CloseSet,
     CompactSet,
@@ -38,6 +39,7 @@ from pie.wire.programs import (
 from pie.worker.draws import fresh_seed
 from pie.worker.generation import Vocabulary
 from pie.worker.programs.answers import slots_frame
+from pie.worker.programs.attempt import Attempt
 from pie.worker.programs.calls import (
     ModelShape,
     PassCall,
@@ -83,6 +85,8 @@ class Job:
         self.call = call
         self.sets = sets
         self.runs: list[Run] = []
+        self.attempts: list[Attempt] = []
+        """What it has begun to do to working sets."""
         self.continuation: Continuation | None = None
         self.is_cancelled = False
         self.failure: CallError | None = None
@@ -180,6 +184,9 @@ class Roster:
                 self.programs[name] = Program(name, tenant_root(self._root, salt=salt), tag)
             case ProgramEnded(name):
                 program = self.programs.pop(name, None)
+                for job in () if program is None else program.running():
+                    for attempt in job.attempts:
+                        attempt.keep()
                 for one in () if program is None else program.sets.values():
                     one.leave(self._lot)
                 for load in self.loads:
@@ -203,7 +210,7 @@ class Roster:
 
         To be called when nothing of the job is planned: its working sets change with the next calls.
         """
-        self._close(job, message, frames)
+        self._close(job, message, frames, now_s)
         self._go_on(job.program, job.sets, now_s)
 
     def fail(self, job: Job, error: CallError) -> None:
@@ -223,7 +230,9 @@ class Roster:
         """List the pages of every working set and load, as often as they are used."""
         sets = (one for program in self.programs.values() for one in program.sets.values())
         loading = [page for load in self.loads for page in load.reserved]
-        return [page for one in sets for page in one.pages] + loading
+        jobs = (job for program in self.programs.values() for job in program.running())
+        kept = [one.kept for job in jobs for one in job.attempts if one.kept is not None]
+        return [page for one in sets for page in one.pages] + loading + kept
 
     def state_users(self) -> list[int]:
         """List the state slots of every working set and load, as often as they are used."""
@@ -308,17 +317,25 @@ class Roster:
                 if not isinstance(error, CallError):
                     log.exception("a program's call could not be carried out")
                     error = CallError(Trouble.FAILED, f"{type(error).__name__}: {error}")
-                self._close(job, error.answer(job.number), ())
+                self._close(job, error.answer(job.number), (), now_s)
             else:
                 if job.runs:
                     continue
-                self._close(job, None, ())
+                self._close(job, None, (), now_s)
             left.extend(one for one in job.sets if one not in left)
 
-    def _close(self, job: Job, message: EngineAnswer | None, frames: Sequence[Buffer]) -> None:
+    def _close(
+        self, job: Job, message: EngineAnswer | None, frames: Sequence[Buffer], now_s: float
+    ) -> None:
         """End a job, which happens here and nowhere else, and once."""
         assert not job.is_over
         job.is_over, job.runs = True, []
+        for attempt in job.attempts:
+            if isinstance(message, CallFailed):
+                attempt.take_back(now_s)
+            else:
+                attempt.keep()
+        job.attempts = []
         for load in self.loads:
             load.is_wanted &= load.job is not job
         if message is not None:
@@ -347,7 +364,7 @@ class Roster:
                 program.sets.update(zip(forks, made, strict=True))
                 self._tell_state(job, source)
             case RunPass():
-                self._begin_pass(job, job.call.call)
+                self._begin_pass(job, job.call.call, now_s)
             case GenerateTokens():
                 self._begin_generation(job, job.call.call)
             case DropSlots() | CompactSet() | SealSet() | ParkSet() | AskSet():
@@ -377,25 +394,25 @@ class Roster:
                 one.park(self._lot)
         self._tell_state(job, one)
 
-    def _begin_pass(self, job: Job, message: RunPass) -> None:
+    def _attempt(self, job: Job, one: SlotSet) -> Attempt:
+        attempt = Attempt(one, self._ledger, self._memory)
+        job.attempts.append(attempt)
+        return attempt
+
+    def _begin_pass(self, job: Job, message: RunPass, now_s: float) -> None:
         runs: list[Run] = []
-        undo: list[Callable[[], None]] = []
-        try:
-            for call in read_inputs(message.inputs, job.call.frames, self._shape):
-                target = job.program.set(call.set)
-                if call.write is not None:
-                    undo.append(target.rewind(call.write))
-                sampling, row = call.wants.sampling, None
-                if sampling is not None:
-                    seed = fresh_seed() if sampling.seed is None else sampling.seed
-                    row = SamplingRow(sampling, seed, call.wants.draw)
-                run = self._new_run(call, target, row)
-                run.check()
-                runs.append(run)
-        except CallError:
-            for one in undo:
-                one()
-            raise
+        for call in read_inputs(message.inputs, job.call.frames, self._shape):
+            target = job.program.set(call.set)
+            attempt = self._attempt(job, target)
+            if call.write is not None:
+                attempt.write_again(call.write, now_s)
+            sampling, row = call.wants.sampling, None
+            if sampling is not None:
+                seed = fresh_seed() if sampling.seed is None else sampling.seed
+                row = SamplingRow(sampling, seed, call.wants.draw)
+            run = self._new_run(call, target, row)
+            run.check()
+            runs.append(run)
         job.runs = runs
 
     def _begin_generation(self, job: Job, message: GenerateTokens) -> None:
@@ -422,6 +439,7 @@ class Roster:
         continuation = Continuation(
             message, tokens.tolist(), self._vocabulary, room, job.call.constraint
         )
+        self._attempt(job, target)
         run = self._new_run(call, target, continuation.row)
         run.check()
         if room < 1:

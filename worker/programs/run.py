@@ -376,7 +376,7 @@ class Run:
         if self._call.mask is not None:
             columns = np.concatenate([np.maximum(cells, 0), own])
             rows = slice(self.fed, self.fed + count)
-            allowed = allowed & self._call.mask[:, :, rows][..., columns]
+            allowed = allowed & self._call.mask.unpacked()[:, :, rows][..., columns]
         if any(self._shape.windows):
             allowed = allowed & self._in_windows(count)
         return allowed

@@ -14,7 +14,7 @@ under their keys (DESIGN's purity rule); from then on they are sealed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
 from typing import Protocol
 
@@ -200,14 +200,12 @@ class SlotSet(Cells):
                 group = self.names.group(due - 1)
                 self.new_pages.append(PageToStore(self.state.source, page, group, is_state=True))
 
-    def rewind(self, slot: int) -> Callable[[], None]:
-        """Make `slot` the next one to write; it and what follows it are forgotten.
-
-        Returns what undoes it, to be called before anything else is done.
+    def cell_to_write(self, slot: int) -> int:
+        """Return the cell at which `slot` would be written next.
 
         Raises:
-            CallError: One of them lies in a frozen page, or `slot` is beyond the next one; or there is
-                a recurrent state, which holds them.
+            CallError: It lies in a frozen page, or is beyond the next one; or there is a recurrent state,
+                which holds it.
         """
         if self.state is not None and slot < self.next_slot:
             raise recurrent(
@@ -221,32 +219,24 @@ class SlotSet(Cells):
             )
         behind = np.flatnonzero(self.cells >= slot)
         start = int(behind[0]) if len(behind) else self.used
-        if start < self._frozen_cells:
+        if start < min(self.frozen * self.page_tokens, self.used):
             raise CallError(
                 Trouble.FROZEN_PAGE,
                 f"slot {slot} lies in a frozen page and cannot be written",
                 slot,
             )
-        before = (self.cells, self.positions, self.next_slot, self.next_position)
-        put_back = self.names.cut(start)
-
-        def undo() -> None:
-            self.cells, self.positions, self.next_slot, self.next_position = before
-            put_back()
-
-        if len(behind):
-            self.next_position = int(self.positions[start])
-        self.cells, self.positions = self.cells[:start], self.positions[:start]
-        self.next_slot = slot
-        return undo
+        return start
 
     def drop(self, slots: Ints) -> None:
         """Take slots out of every later pass, and release pages without a live one.
 
         Raises:
-            CallError: One was never written.
+            CallError: One was never written, or one is named twice.
         """
-        self.check_written(slots)
+        # One more than there are says as much as all, of which there may be millions.
+        self.check_written(slots[: self.next_slot + 1])
+        if len(slots) > self.next_slot:
+            raise CallError(Trouble.BAD_CALL, "a slot to drop is named twice")
         gone = np.isin(self.cells, slots)
         if not gone.any():
             return
@@ -321,9 +311,12 @@ class SlotSet(Cells):
             return
         self.names.spoil()
         self._ledger.seal(self.pages[-1])
+        self.pad()
+
+    def pad(self) -> None:
+        """Count the rest of the last page, which is immutable, as cells that are dead from the start."""
         self.frozen = len(self.pages)
         room = self.frozen * self.page_tokens - self.used
-        # Cells that nobody writes any more are dead from the start.
         self.cells = np.append(self.cells, np.full(room, DEAD, np.int64))
         self.positions = np.append(self.positions, np.zeros(room, np.int64))
 
@@ -453,10 +446,6 @@ class SlotSet(Cells):
         if self.is_pure:
             assert self.is_plain
             assert len(self.names.tokens) == self.used == self.next_position
-
-    @property
-    def _frozen_cells(self) -> int:
-        return min(self.frozen * self.page_tokens, self.used)
 
     def _gain(self, count: int, tokens: Sequence[int], keys: Sequence[PageKey]) -> int:
         """Go on behind `count` pages that hold the first of `tokens`; return how many tokens that is."""

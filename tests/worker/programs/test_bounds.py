@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 
+from pie.tokens.template import ChatTemplate
 from pie.tokens.tokenizer import Tokenizer
 from pie.wire.messages import FinishReason, Sampling
-from pie.wire.programs import CloseSet, PassInput, RunPass, Trouble
+from pie.wire.programs import ChatTurn, CloseSet, PassInput, Render, RunPass, Trouble
 from pie.worker.batch import Batch, StepOutput
+from pie.worker.programs.conversation import Conversations
+from pie.worker.programs.trouble import CallError
 from tests.support.models import VOCAB_SIZE, tiny_model
 from tests.worker.engine.conftest import one_thread, tokenizer, tokenizer_folder  # noqa: F401
 from tests.worker.programs.lane_driver import Failed, LaneDriver, u32
@@ -116,3 +121,33 @@ def test_a_page_that_a_program_left_without_numbers_spoils_no_request(
     answers = [driver.submit(text(count, count), 6) for count in (11, 20, 3)]
     driver.run()
     assert [one.error for one in answers] == [None] * 3
+
+
+def test_what_no_set_can_hold_is_refused_before_it_is_looked_at(
+    tokenizer: Tokenizer,  # noqa: F811
+) -> None:
+    driver = LaneDriver(tiny_model("llama", page_tokens=PAGE), tokenizer)
+    driver.open(1)
+    driver.feed(1, text(9))
+    refused: dict[str, Callable[[], object]] = {
+        "named twice": lambda: driver.drop(1, [3] * 100_000),
+        "slot 9 was never written": lambda: driver.drop(1, list(range(100_000))),
+        "model's context": lambda: driver.feed(1, text(100_000)),
+        "context is": lambda: driver.feed(1, [5], read=[3] * 100_000),
+        "run fewer tokens": lambda: driver.feed(1, [5], mask=np.ones((1, (1 << 24) + 1), np.bool_)),
+    }
+    for message, attempt in refused.items():
+        with pytest.raises(Failed, match=message):
+            attempt()
+    assert driver.feed(1, text(3)).part.length == 12
+
+
+def test_a_conversation_longer_than_a_text_may_be_is_refused(
+    tokenizer: Tokenizer,  # noqa: F811
+) -> None:
+    source = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    template = ChatTemplate({"default": source}, {})
+    conversations = Conversations(tokenizer, template)
+    assert conversations.tokens(Render(1, (ChatTurn("user", "abc"),)))
+    with pytest.raises(CallError, match="a conversation of more than 4194304 characters"):
+        conversations.tokens(Render(1, (ChatTurn("user", "a" * (3 << 20)),) * 2))

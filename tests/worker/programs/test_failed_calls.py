@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from pie.tokens.tokenizer import Tokenizer
@@ -19,6 +20,7 @@ from pie.wire.programs import (
     RunPass,
     Trouble,
 )
+from pie.worker.batch import Batch, StepOutput
 from tests.support.models import tiny_model
 from tests.worker.engine.conftest import one_thread, tokenizer, tokenizer_folder  # noqa: F401
 from tests.worker.programs.lane_driver import LaneDriver, u32
@@ -107,3 +109,47 @@ def test_a_generation_that_is_cancelled_before_its_turn_draws_nothing(
     ((told, _),) = driver.told[second.call]
     assert (told.tokens, told.finish) == ((), "cancelled")
     assert told.length == driver.told[first.call][-1][0].length == 24
+
+
+def test_a_pass_that_ran_out_of_pages_amid_leaves_its_set_as_it_was(
+    tokenizer: Tokenizer,  # noqa: F811
+) -> None:
+    driver = made(tokenizer, pages=24, share=0.5, step_tokens=16)
+    first, second = text(11), text(9, 4)
+    driver.feed(1, first)
+    call = driver.start(1, text(120, 3))
+    wait_for(driver, call)
+    assert driver.told[call][-1][0].trouble is Trouble.OUT_OF_PAGES
+    one = driver.roster.programs["p"].sets[1]
+    assert (one.next_slot, one.is_pure, len(one.pages)) == (11, True, 2)
+    gave = driver.feed(1, second, logits=Rows.LAST)
+    want = made(tokenizer).feed(1, first + second, logits=Rows.LAST)
+    assert gave.logits is not None
+    assert want.logits is not None
+    assert np.abs(gave.logits - want.logits).max() <= 1e-5 * np.abs(want.logits).max()
+    assert gave.part.first_slot == 11
+
+
+def test_slots_that_a_failed_pass_wrote_again_hold_what_they_did(
+    tokenizer: Tokenizer,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = made(tokenizer)
+    first = text(13)
+    driver.feed(1, first)
+    run = driver.engine._runner.run
+
+    def breaks(batch: Batch) -> StepOutput:
+        run(batch)
+        raise RuntimeError("after all was written")
+
+    monkeypatch.setattr(driver.engine._runner, "run", breaks)
+    call = driver.start(1, text(2, 5), write=9)
+    assert driver.answer(call)[0].trouble is Trouble.FAILED
+    monkeypatch.undo()
+    gave = driver.feed(1, text(4, 6), logits=Rows.LAST)
+    want = made(tokenizer).feed(1, first + text(4, 6), logits=Rows.LAST)
+    assert gave.logits is not None
+    assert want.logits is not None
+    assert np.abs(gave.logits - want.logits).max() <= 1e-5 * np.abs(want.logits).max()
+    assert len(driver.ledger) == 3

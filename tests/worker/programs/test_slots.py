@@ -15,6 +15,7 @@ from pie.page.key import RootKey
 from pie.policies.manager import RetentionManager
 from pie.wire.programs import Trouble
 from pie.worker.page_table import PageTable
+from pie.worker.programs.attempt import Attempt
 from pie.worker.programs.ledger import PageLedger
 from pie.worker.programs.slots import SlotSet
 from pie.worker.programs.trouble import CallError
@@ -52,6 +53,11 @@ class World:
 
     def make(self) -> SlotSet:
         return SlotSet(self.ledger, ROOT, page_tokens=PAGE)
+
+    def write_again(self, one: SlotSet, slot: int) -> None:
+        attempt = Attempt(one, self.ledger, self.memory)
+        attempt.write_again(slot, 0.0)
+        attempt.keep()
 
     def write(self, one: SlotSet, tokens: Sequence[int], *, is_pure: bool = True) -> None:
         assert one.reserve(len(tokens), 0.0)
@@ -204,7 +210,7 @@ def test_dropping_the_newest_slots_takes_no_position_back() -> None:
     world.write(one, range(7))
     one.drop(ints(5, 6))
     assert one.next_position == 7
-    one.rewind(4)
+    world.write_again(one, 4)
     assert one.next_position == 4
 
 
@@ -214,14 +220,14 @@ def test_a_slot_in_the_writable_buffer_can_be_written_again_and_one_in_a_frozen_
     world = World()
     one = world.make()
     world.write(one, range(7))
-    one.rewind(5)
+    world.write_again(one, 5)
     world.write(one, [50, 51])
     assert world.held(one) == {0: 0, 1: 1, 2: 2, 3: 3, 4: 4, 5: 50, 6: 51}
     with pytest.raises(CallError, match="slot 3 lies in a frozen page") as raised:
-        one.rewind(3)
+        world.write_again(one, 3)
     assert (raised.value.trouble, raised.value.slot) == (Trouble.FROZEN_PAGE, 3)
     with pytest.raises(CallError, match="slot 7 was never written") as raised:
-        one.rewind(9)
+        world.write_again(one, 9)
     assert (raised.value.trouble, raised.value.slot) == (Trouble.NEVER_WRITTEN, 7)
 
 
