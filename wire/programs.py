@@ -95,13 +95,6 @@ class ParkSet(msgspec.Struct, frozen=True, tag="park"):
     set: int
 
 
-class AskSet(msgspec.Struct, frozen=True, tag="ask_set"):
-    """What does the working set hold? Answered by `SetState`."""
-
-    call: int
-    set: int
-
-
 class PassInput(msgspec.Struct, frozen=True, omit_defaults=True):
     """One sequence's part of a pass.
 
@@ -237,7 +230,6 @@ FromProgram = (
     | CompactSet
     | SealSet
     | ParkSet
-    | AskSet
     | RunPass
     | GenerateTokens
     | CancelCall
@@ -251,7 +243,7 @@ FromProgram = (
 )
 """Anything that a program says."""
 
-SetCall = OpenSet | CloseSet | ForkSet | DropSlots | CompactSet | SealSet | ParkSet | AskSet
+SetCall = OpenSet | CloseSet | ForkSet | DropSlots | CompactSet | SealSet | ParkSet
 EngineCall = SetCall | RunPass | GenerateTokens | CancelCall
 """What the engine answers; the rest is the host's."""
 
@@ -295,8 +287,6 @@ class SetState(msgspec.Struct, frozen=True, tag="set_state"):
     pages: int
     cached_tokens: int
     """Tokens that were not computed, because their pages were there."""
-    is_pure: bool
-    next_position: int
 
 
 class PassPart(msgspec.Struct, frozen=True):
@@ -369,7 +359,7 @@ class HttpAnswer(msgspec.Struct, frozen=True, tag="http_answer"):
 
 
 class CallFailed(msgspec.Struct, frozen=True, tag="call_failed"):
-    """A call was not carried out; nothing was changed by it."""
+    """A call was not carried out; nothing was changed by it, but that a recurrent model's state may be lost."""
 
     call: int
     trouble: Trouble

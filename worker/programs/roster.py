@@ -19,7 +19,6 @@ import msgspec
 from pie.page.key import RootKey, tenant_root
 from pie.wire.frames import Buffer
 from pie.wire.programs import (
-    AskSet,
     CallFailed,
     CancelCall,
     CloseSet,
@@ -367,12 +366,12 @@ class Roster:
                 self._begin_pass(job, job.call.call, now_s)
             case GenerateTokens():
                 self._begin_generation(job, job.call.call)
-            case DropSlots() | CompactSet() | SealSet() | ParkSet() | AskSet():
+            case DropSlots() | CompactSet() | SealSet() | ParkSet():
                 self._change(job, program.set(job.call.call.set), now_s)
 
     def _bring_back(self, job: Job, now_s: float) -> None:
         """End that sets are parked which a call uses."""
-        if isinstance(job.call.call, ParkSet | CloseSet | AskSet):
+        if isinstance(job.call.call, ParkSet | CloseSet):
             return
         for number in job.sets:
             one = job.program.sets.get(number)
@@ -477,7 +476,5 @@ class Roster:
             length=one.next_slot,
             pages=len(one.pages),
             cached_tokens=one.cached_tokens,
-            is_pure=one.is_pure,
-            next_position=one.next_position,
         )
         self.say(job, state, [slots_frame(one)])

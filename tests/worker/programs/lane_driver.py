@@ -36,6 +36,7 @@ from pie.worker.programs.lane import ProgramLane
 from pie.worker.programs.ledger import PageLedger, StateLedger
 from pie.worker.programs.parking import ParkingLot
 from pie.worker.programs.roster import Roster
+from pie.worker.programs.slots import SlotSet
 from pie.worker.runner import Runner
 from tests.worker.engine.device import device
 from tests.worker.engine.driver import EOS, Driver
@@ -141,6 +142,9 @@ class LaneDriver(Driver):
             raise Failed(found)
         assert isinstance(found, SetState)
         return found
+
+    def held(self, number: int) -> SlotSet:
+        return self.roster.programs["p"].sets[number]
 
     def drop(self, number: int, slots: Sequence[int]) -> SetState:
         return self.state(DropSlots(self.number(), number), [u32(slots)])

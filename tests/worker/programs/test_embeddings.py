@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from pie.tokens.tokenizer import Tokenizer
-from pie.wire.programs import AskSet, PassInput, Rows, RunPass, Trouble
+from pie.wire.programs import PassInput, Rows, RunPass, Trouble
 from tests.support.models import tiny_model
 from tests.worker.engine.conftest import one_thread, tokenizer, tokenizer_folder  # noqa: F401
 from tests.worker.model.test_equality import oracle
@@ -65,14 +65,14 @@ def test_tokens_and_embeddings_in_turns_are_the_models_own(kind: str, driver: La
         want = module(inputs_embeds=given[None], use_cache=False).logits[0].double()
     got = np.concatenate([one.logits for one in parts if one.logits is not None])
     same(got, want, 1e-5)
-    assert not driver.state(AskSet(driver.number(), 1)).is_pure
+    assert not driver.held(1).is_pure
 
 
 def test_what_came_from_embeddings_is_nobody_elses_prefix(driver: LaneDriver, kind: str) -> None:
     feed(driver, 1, vectors_of(kind, 4 * PAGE, 1))
     driver.open(2)
     driver.feed(2, [0] * (4 * PAGE))
-    assert driver.state(AskSet(driver.number(), 2)).cached_tokens == 0
+    assert driver.held(2).cached_tokens == 0
 
 
 @pytest.mark.parametrize("kind", ["llama"], indirect=True)
@@ -84,4 +84,4 @@ def test_embeddings_that_cannot_be_meant_are_refused(driver: LaneDriver, kind: s
         with pytest.raises(Failed) as failed:
             feed(driver, 1, vectors)
         assert failed.value.told.trouble is Trouble.BAD_CALL
-    assert driver.state(AskSet(driver.number(), 1)).length == 0
+    assert driver.held(1).next_slot == 0

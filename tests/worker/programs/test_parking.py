@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pie.tokens.tokenizer import Tokenizer
-from pie.wire.programs import AskSet, CloseSet, ParkSet, Rows, SetState, Trouble
+from pie.wire.programs import CloseSet, ParkSet, Rows, SetState, Trouble
 from tests.support.models import VOCAB_SIZE, tiny_model
 from tests.worker.engine.conftest import one_thread, tokenizer, tokenizer_folder  # noqa: F401
 from tests.worker.programs.lane_driver import Failed, LaneDriver
@@ -84,7 +84,7 @@ def test_a_pure_set_comes_back_under_its_keys(driver: LaneDriver) -> None:
     driver.feed(1, [5])
     driver.open(2)
     driver.feed(2, ids)
-    assert driver.state(AskSet(driver.number(), 2)).cached_tokens == 32
+    assert driver.held(2).cached_tokens == 32
     # All five pages are shared; one more holds what came after them.
     assert len(driver.ledger) == 6
 
@@ -126,7 +126,7 @@ def test_without_room_on_the_device_it_stays_parked_and_can_be_asked_again(
     assert failed.value.told.trouble is Trouble.OUT_OF_PAGES
     driver.call(CloseSet(driver.number(), 2))
     driver.feed(1, [7])
-    assert driver.state(AskSet(driver.number(), 1)).length == 41
+    assert driver.held(1).next_slot == 41
 
 
 def test_a_parked_set_can_be_closed(driver: LaneDriver) -> None:

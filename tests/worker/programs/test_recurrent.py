@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from pie.tokens.tokenizer import Tokenizer
 from pie.wire.messages import FinishReason, Sampling
 from pie.wire.programs import (
-    AskSet,
     CloseSet,
     CompactSet,
     ParkSet,
@@ -247,7 +246,7 @@ def test_who_finds_no_state_waits_and_then_fails_by_name(tokenizer: Tokenizer) -
             driver.fork(1, 7)
         driver.call(CloseSet(driver.number(), 2))
         assert driver.feed(3, [5, 6]).part.length == 2
-        assert driver.state(AskSet(driver.number(), 1)).length == 20
+        assert driver.held(1).next_slot == 20
 
 
 def test_a_state_that_a_failed_pass_wrote_is_not_gone_on_from(
