@@ -25,11 +25,13 @@ from pie.policies.cluster_policy import ClusterPolicy, FixedCopies
 from pie.policies.containing import is_own
 from pie.policies.drain import Drain
 from pie.policies.errors import PolicyError
+from pie.policies.expire import Expire
 from pie.policies.follow_session import FollowSession
 from pie.policies.frequency import CostRetention, LfuRetention
 from pie.policies.lru import LruRetention
 from pie.policies.prefetch import Prefetch
 from pie.policies.rebalance import Rebalance
+from pie.policies.replicate import Replicate
 from pie.policies.replicate_hot import ReplicateHot
 from pie.policies.retention import RetentionPolicy
 from pie.policies.routing import RoutingPolicy
@@ -73,6 +75,7 @@ BUILTIN: Mapping[PolicyKind, Mapping[str, PolicyClass]] = {
     PolicyKind.REPLICATION: {
         "fixed": FixedCopies,
         "replicate-hot": ReplicateHot,
+        "replicate": Replicate,
     },
     PolicyKind.MIGRATION: {
         "drain": Drain,
@@ -80,6 +83,8 @@ BUILTIN: Mapping[PolicyKind, Mapping[str, PolicyClass]] = {
         "spill-to-pool": SpillToPool,
         "follow-session": FollowSession,
         "rebalance": Rebalance,
+        "expire": Expire,
+        "replicate": Replicate,
     },
 }
 """Classes of the built-in policies by name."""

@@ -3,20 +3,36 @@
 Covers one built-in cluster policy. A group of pages that prompts use more than `uses` times a second for
 each of its copies gets another copy, up to `copies`; one whose uses have stayed below `cool` of that for
 `after` gives one back. Between the two nothing changes, so that a group at the edge does not come and go.
+
+Workers alike, where `workers` says so: a prompt's pages up to a group that is used more than `worker_uses` times a
+second for each worker that has them are brought near another one, before the first drowns; what was brought so is
+let go of when it cools.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from pydantic import Field
 
+from pie.page.events import PlaceId
 from pie.page.key import PageKey
-from pie.policies.cluster_policy import ClusterView, SetCopies
+from pie.policies.cluster_policy import (
+    ClusterView,
+    FetchPages,
+    GroupView,
+    LetGo,
+    Order,
+    SetCopies,
+)
 from pie.policies.units import Positive, Seconds, Share
 
 _MOST_COPIES = 64
+_ASK_EVERY_S = 5.0
+_GROUP_PAGES = 32
+"""As the pool shares pages out (`pie.pool.placement`), which policies do not import."""
 
 
 class ReplicateHot:
@@ -27,6 +43,8 @@ class ReplicateHot:
         copies: Most copies of a group.
         cool: Below this share of what it bears a group gives a copy back.
         after: How long it must have been so.
+        workers: Most workers that a hot prompt's pages are brought to; 1 leaves that to routing.
+        worker_uses: Uses a second that one worker bears.
     """
 
     def __init__(
@@ -35,17 +53,22 @@ class ReplicateHot:
         copies: Annotated[int, Field(ge=2, le=_MOST_COPIES)] = 3,
         cool: Share = 0.5,
         after: Seconds = 30.0,
+        workers: Annotated[int, Field(ge=1, le=_MOST_COPIES)] = 1,
+        worker_uses: Positive = 10.0,
     ) -> None:
         self._uses = uses
         self._copies = copies
         self._cool = cool
         self._after_s = after
+        self._workers = workers
+        self._worker_uses = worker_uses
         self._cool_since: dict[PageKey, float] = {}
+        self._brought: dict[PageKey, _Brought] = {}
 
-    def decide(self, view: ClusterView) -> Iterable[SetCopies]:
+    def decide(self, view: ClusterView) -> Iterable[Order]:
         """Return an order for each group that is too hot or has been cool for long enough."""
         most = min(self._copies, view.nodes)
-        orders: list[SetCopies] = []
+        orders: list[Order] = []
         cooling: dict[PageKey, float] = {}
         for one in view.groups:
             borne = self._uses * one.copies
@@ -64,4 +87,64 @@ class ReplicateHot:
                     reason = f"{one.uses_per_s:.1f} uses a second, less than {left:g}"
                     orders.append(SetCopies(one.group, one.copies - 1, reason))
         self._cool_since = cooling
+        if self._workers > 1:
+            for one in view.groups:
+                orders += self._to_workers(one, view)
+        shown = {one.group: one for one in view.groups}
+        for group in list(self._brought):
+            orders += self._cooled(group, shown.get(group), view)
         return orders
+
+    def _to_workers(self, one: GroupView, view: ClusterView) -> list[Order]:
+        """Return the order that brings a hot prompt's pages near one more worker; none where it is not hot."""
+        has = set(one.workers)
+        borne = self._worker_uses * max(1, len(has))
+        if not one.chain or one.uses_per_s <= borne or len(has) >= self._workers:
+            return []
+        others = [w for w in view.workers(one.model_root) if w.place not in has and w.has_host]
+        if not others:
+            return []
+        brought = self._brought.setdefault(one.group, _Brought(one.chain))
+        brought.cool_since_s = None
+        if view.now_s - brought.asked_s < _ASK_EVERY_S:
+            return []
+        brought.asked_s = view.now_s
+        if others[0].place not in brought.places:
+            brought.places.append(others[0].place)
+        reason = f"{one.uses_per_s:.1f} uses a second, more than {borne:g} at {len(has)} workers"
+        return [FetchPages(others[0].place, one.chain, reason)]
+
+    def _cooled(self, group: PageKey, one: GroupView | None, view: ClusterView) -> list[Order]:
+        """Return the order that lets a worker go of pages that have been cool for long enough."""
+        brought = self._brought[group]
+        uses_per_s = 0.0 if one is None else one.uses_per_s
+        workers = 2 if one is None else max(2, len(one.workers))
+        left = self._cool * self._worker_uses * (workers - 1)
+        if uses_per_s >= left:
+            brought.cool_since_s = None
+            return []
+        if brought.cool_since_s is None:
+            brought.cool_since_s = view.now_s
+        if view.now_s - brought.cool_since_s < self._after_s:
+            return []
+        brought.cool_since_s = None
+        place = brought.places.pop()
+        if not brought.places:
+            del self._brought[group]
+        chain = brought.chain
+        # What comes before may be hot still.
+        start = (len(chain) - 1) // _GROUP_PAGES * _GROUP_PAGES
+        reason = f"{uses_per_s:.1f} uses a second, less than {left:g}"
+        return [LetGo(place, chain, reason, start=start)]
+
+
+@dataclass(slots=True)
+class _Brought:
+    """Pages that were brought near workers because they were hot."""
+
+    chain: Sequence[PageKey]
+    places: list[PlaceId] = field(default_factory=list)
+    """The latest last."""
+    cool_since_s: float | None = None
+    asked_s: float = float("-inf")
+    """When a worker was told last: what it brings is known a moment later."""

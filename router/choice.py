@@ -99,7 +99,7 @@ class Chooser:
         awaits: bool = False,
     ) -> None:
         self._index = index
-        self._awaits = awaits
+        self.awaits = awaits
         self._fallback = CostRouting()
         self._policy: RoutingPolicy = policy or self._fallback
         self._metrics = metrics
@@ -130,7 +130,7 @@ class Chooser:
             if model not in runs_by_root:
                 runs_by_root[model] = Runs(self._index, prefix.keys(*model))
             held_at[record.place] = runs_by_root[model].held(link)
-        if self._awaits:
+        if self.awaits:
             for runs in runs_by_root.values():
                 runs.find_coming(rates)
         for link in links:

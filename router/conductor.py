@@ -11,7 +11,7 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pie.index.errors import PageIndexError
 from pie.index.lease import Lease
@@ -44,6 +44,7 @@ class Conductor:
         overview: What policies are shown.
         ordering: Who takes orders to workers; closed with this.
         policies: Those in force when it starts.
+        on_event: Told of the policy and the action of each event.
         settings: Key prefix and time limits.
     """
 
@@ -55,11 +56,13 @@ class Conductor:
         ordering: Ordering,
         policies: PolicySet,
         *,
+        on_event: Callable[[str, str], None] = lambda _policy, _action: None,
         settings: IndexSettings | None = None,
     ) -> None:
         self._orders = Orders(url, settings)
         self._lease = Lease(url, "policies", name, ttl_s=_LEASE_S, settings=settings)
         self._overview = overview
+        self._on_event = on_event
         self._ordering = ordering
         self._manager = ClusterManager(policies.new_cluster())
         self._aside = AskedAside(len(self._manager.names))
@@ -146,6 +149,8 @@ class Conductor:
                 self._ordering.send(given)
 
     async def _log(self, events: Sequence[ClusterEvent]) -> None:
+        for event in events:
+            self._on_event(event.policy, event.action)
         if events:
             await asyncio.to_thread(self._orders.log, [_logged(event) for event in events])
 

@@ -7,7 +7,9 @@ Covers counting with decay, bounded. Pure. Does not cover what is done with it
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice
 
 from pie.page.key import PageKey
@@ -20,6 +22,22 @@ _MOST_OF_A_PROMPT = 64
 _HALF_S = 5.0
 """Uses count half after so long."""
 _RATE = math.log(2) / _HALF_S
+_KNOWN_USES = 1.5
+"""Of a group that is used so much is remembered which prompt holds it."""
+_MOST_KNOWN = 256
+_MOST_PAGES_KNOWN = 1_024
+"""Of one prompt; of all together 256 times as many, some 20 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The latest prompt that holds a group."""
+
+    chain: Sequence[PageKey]
+    """Its pages up to the group's last."""
+    model_root: bytes
+    tenant_tag: str
+    session_tag: str
 
 
 class Demand:
@@ -27,6 +45,7 @@ class Demand:
 
     def __init__(self) -> None:
         self._uses: dict[PageKey, tuple[float, float]] = {}
+        self._holders: OrderedDict[PageKey, Holder] = OrderedDict()
 
     def used(self, keys: Sequence[PageKey], now_s: float) -> None:
         """Learn of a prompt with these pages."""
@@ -35,6 +54,31 @@ class Demand:
             self._uses[group] = (_faded(uses, now_s - at_s) + 1.0, now_s)
         while len(self._uses) > _MOST_GROUPS:
             del self._uses[next(iter(self._uses))]
+
+    def held_by(
+        self,
+        keys: Sequence[PageKey],
+        now_s: float,
+        *,
+        model_root: bytes,
+        tenant_tag: str,
+        session_tag: str,
+    ) -> None:
+        """Learn whose the prompt with these pages is, of which `used` was told."""
+        for at in range(0, min(len(keys), _MOST_PAGES_KNOWN), _GROUP_PAGES):
+            group = keys[at]
+            if self.uses_per_s(group, now_s) < _KNOWN_USES * _RATE:
+                # What comes after it is used no more than it is.
+                break
+            chain = tuple(keys[: min(at + _GROUP_PAGES, _MOST_PAGES_KNOWN)])
+            self._holders[group] = Holder(chain, model_root, tenant_tag, session_tag)
+            self._holders.move_to_end(group)
+        while len(self._holders) > _MOST_KNOWN:
+            self._holders.popitem(last=False)
+
+    def holder(self, group: PageKey) -> Holder | None:
+        """Return the latest prompt that holds a group, where that is remembered."""
+        return self._holders.get(group)
 
     def uses_per_s(self, group: PageKey, now_s: float) -> float:
         """Return how often a group is used."""

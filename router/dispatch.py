@@ -212,19 +212,24 @@ class Dispatcher:
     def _conversation(self, generation: Generation, chosen: Chosen[WorkerLink]) -> Iterator[None]:
         """Note that a request of a conversation runs, and which pages the conversation has then."""
         session, salt, record = generation.order.session, chosen.prefix.salt, chosen.link.record
+        root = record.model_root
+        assert root is not None
+        tag = session_tag(root, salt, session, self._secret)
+        tenant = tenant_tag(root, salt, self._secret)
+        self._chooser.demand.held_by(
+            chosen.keys, time.monotonic(), model_root=root, tenant_tag=tenant, session_tag=tag
+        )
         if session is None:
             yield
             return
-        assert record.model_root is not None
         known, key = self._chooser.conversations, (salt, session)
-        tag = session_tag(record.model_root, salt, session, self._secret)
-        known.named(key, tag, tenant_tag(record.model_root, salt, self._secret))
+        known.named(key, tag, tenant)
         try:
             yield
         finally:
             # The last token was drawn, and what it would add to a page is not computed.
             tokens = len(generation.order.prompt.ids) + max(0, len(generation.output_ids) - 1)
-            keys = generation.prefix.keys(record.model_root, record.page_tokens)
+            keys = generation.prefix.keys(root, record.page_tokens)
             known.ended(key, keys[: tokens // record.page_tokens], time.monotonic())
 
     def _remaining_s(self, generation: Generation) -> float:

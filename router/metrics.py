@@ -50,6 +50,12 @@ class RouterMetrics:
         self.policy_failures = count(
             "policy_failures", "Choices that the routing policy failed to make."
         )
+        self.cluster_events = count(
+            "cluster_policy_events",
+            "What cluster policies did and what became of it, while this router asked them.",
+            "policy",
+            "action",
+        )
         self.trace_dropped = count(
             "trace_dropped", "Rows of the request trace that were not written."
         )

@@ -1,4 +1,4 @@
-"""A router's connections to pool nodes, over which it asks them for their numbers.
+"""A router's connections to pool nodes, over which it asks them for their numbers and gives them orders.
 
 Covers opening a connection when a node is first asked, and keeping it while the node is known. Does
 not cover pages: those travel between workers and pool nodes alone (`pie.pool`).
@@ -15,7 +15,7 @@ from pie.index.contract import PlaceRecord
 from pie.page.events import PlaceId
 from pie.router.asking import ask_status
 from pie.wire import WireClient, WireError, WireSettings
-from pie.wire.messages import StatusReport
+from pie.wire.messages import Message, StatusReport
 
 log = logging.getLogger("pie.router.nodes")
 
@@ -51,18 +51,32 @@ class NodeSet:
         Opening a connection may take longer than the caller stays: it goes on behind them, for the
         next one who asks.
         """
+        try:
+            client = await self._client(record, timeout_s)
+        except WireError as error:
+            log.debug("pool node %s cannot be asked: %s", record.place, error)
+            return None
+        return await ask_status(client, record, timeout_s)
+
+    async def request(self, record: PlaceRecord, message: Message, timeout_s: float) -> Message:
+        """Return a node's answer to a message.
+
+        Raises:
+            WireError: It is gone, or does not answer in time.
+        """
+        client = await self._client(record, timeout_s)
+        answer, _ = await client.request(message, timeout_s=timeout_s)
+        return answer
+
+    async def _client(self, record: PlaceRecord, timeout_s: float) -> WireClient:
         node = self._nodes.get(record.place)
         if node is None:
-            try:
-                client = WireClient(record.address, settings=self._settings, secret=self._secret)
-            except WireError as error:
-                log.debug("pool node %s cannot be asked: %s", record.place, error)
-                return None
+            client = WireClient(record.address, settings=self._settings, secret=self._secret)
             opening = asyncio.create_task(self._open(record.place, client))
             node = self._nodes[record.place] = _Node(record, client, opening)
         if not node.opening.done():
             await asyncio.wait({node.opening}, timeout=timeout_s)
-        return await ask_status(node.client, record, timeout_s)
+        return node.client
 
     async def close(self) -> None:
         """Let go of every node."""

@@ -1,9 +1,9 @@
-"""Orders about pages on their way to workers.
+"""Orders about pages on their way to places.
 
-Covers sending them, one at a time to each worker, and what became of each. Does not cover which orders are given
+Covers sending them, and what became of each. Does not cover which orders are given
 (`pie.policies.cluster_manager`) or what a worker does (`pie.worker.orders`).
 
-A worker that is gone, or does not answer, costs nothing: its order counts as not carried out.
+A place that is gone, or does not answer, costs nothing: its order counts as not carried out.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
-from pie.page.events import PlaceId
+from pie.index.contract import PlaceRecord
+from pie.page.events import Part, PlaceId, PlaceKind
 from pie.policies.cluster_manager import ClusterEvent, Given, PageOrder
 from pie.policies.cluster_policy import FetchPages, LetGo, MoveSession, StorePages
 from pie.router.link import WorkerLink
+from pie.router.nodes import NodeSet
 from pie.wire import WireError, new_request_id
+from pie.wire.orders import ChangeResult, PageChange, RemovePages
 from pie.wire.place_orders import BringNear, LetGoOf, PagesMoved, StoreInPool
 
 log = logging.getLogger("pie.router.ordering")
@@ -25,6 +28,7 @@ _ANSWER_S = 60.0
 """A worker has 20 s for an order, and others may wait there before it."""
 _MOST_UNDER_WAY = 32
 _MOST_TOLD = 256
+_REMOVED_AT_ONCE = 256
 
 
 class Ordering:
@@ -32,10 +36,19 @@ class Ordering:
 
     Args:
         links: Connections to workers.
+        records: Places that are up.
+        nodes: Connections to pool nodes; closed with this.
     """
 
-    def __init__(self, links: Callable[[], Mapping[PlaceId, WorkerLink]]) -> None:
+    def __init__(
+        self,
+        links: Callable[[], Mapping[PlaceId, WorkerLink]],
+        records: Callable[[], Mapping[PlaceId, PlaceRecord]] = dict,
+        nodes: NodeSet | None = None,
+    ) -> None:
         self._links = links
+        self._records = records
+        self._nodes = nodes or NodeSet()
         self._tasks: dict[asyncio.Task[None], PlaceId] = {}
         self._told: list[ClusterEvent] = []
 
@@ -61,14 +74,18 @@ class Ordering:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._nodes.close()
 
     async def _send(self, policy: str, order: PageOrder) -> None:
-        link = self._links().get(order.place)
-        if link is None:
-            self._tell(policy, "fail", order, "there is no connection to it", 0)
-            return
+        link, record = self._links().get(order.place), self._records().get(order.place)
         try:
-            done = await self._ask(link, order)
+            if link is not None:
+                done = await self._ask(link, order)
+            elif isinstance(order, LetGo) and record is not None:
+                done = await self._remove(record, order)
+            else:
+                self._tell(policy, "fail", order, "there is no connection to it", 0)
+                return
         except WireError as error:
             self._tell(policy, "fail", order, str(error), 0)
         except Exception as error:
@@ -89,6 +106,24 @@ class Ordering:
             case LetGo():
                 message = LetGoOf(name, epoch, pages, order.start, order.also_last)
                 return await link.order(message, timeout_s=_ANSWER_S)
+
+    async def _remove(self, record: PlaceRecord, order: LetGo) -> PagesMoved:
+        """Let a pool node remove pages."""
+        self._nodes.keep([one for one in self._records().values() if one.kind is PlaceKind.POOL])
+        gone, left, going = 0, 0, order.pages[order.start :]
+        for at in range(0, len(going), _REMOVED_AT_ONCE):
+            some = going[at : at + _REMOVED_AT_ONCE]
+            # Which parts they have only their model knows: what is not there is not removed.
+            named = tuple((key, int(part)) for key in some for part in Part)
+            message = RemovePages(new_request_id(), record.epoch, named)
+            answer = await self._nodes.request(record, message, _ANSWER_S)
+            if not isinstance(answer, ChangeResult) or len(answer.changes) != len(named):
+                raise WireError(f"it answered with {type(answer).__name__}")
+            for number in range(len(some)):
+                parts = answer.changes[number * len(Part) : (number + 1) * len(Part)]
+                gone += PageChange.DONE in parts
+                left += PageChange.IN_USE in parts
+        return PagesMoved("", gone, left)
 
     def _tell(self, policy: str, action: str, order: PageOrder, reason: str, pages: int) -> None:
         self._told.append(ClusterEvent(policy, action, None, 0, reason, order.place, pages))

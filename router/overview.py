@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from pie.index.contract import IndexReader, PlaceRecord
@@ -22,6 +23,8 @@ from pie.router.demand import Demand
 
 _SHOWN_GROUPS = 256
 """Groups that a policy is shown, beside those with more copies."""
+_HOLDERS_SHOWN = 32
+"""Groups of which a policy is shown who has them: those used most."""
 _SHOWN_SESSIONS = 128
 _AT_ONCE_S = 0.002
 """How long the event loop is kept at a time: looking up a long conversation takes a third of a millisecond."""
@@ -69,10 +72,11 @@ class Overview:
         demand = self._demand
         shown = dict.fromkeys([*table, *demand.hottest(_SHOWN_GROUPS, now_s)])
         groups = [
-            GroupView(group, demand.uses_per_s(group, now_s), table.get(group, least))
+            self._group(group, demand.uses_per_s(group, now_s), table.get(group, least))
             for group in shown
         ]
         groups.sort(key=lambda one: -one.uses_per_s)
+        groups[:_HOLDERS_SHOWN] = await self._with_workers(groups[:_HOLDERS_SHOWN])
         sessions = await self._sessions(now_s)
         places = [self._place(record) for record in records]
         return ClusterView(len(nodes), least, groups, now_s, places, sessions)
@@ -90,6 +94,30 @@ class Overview:
     def pooled(self, pages: Sequence[PageKey]) -> int:
         """Return how many leading pages pool nodes have."""
         return Runs(self._index, pages).pooled()
+
+    def _group(self, group: PageKey, uses_per_s: float, copies: int) -> GroupView:
+        holder = self._demand.holder(group)
+        if holder is None:
+            return GroupView(group, uses_per_s, copies)
+        return GroupView(
+            group,
+            uses_per_s,
+            copies,
+            holder.chain,
+            (),
+            holder.model_root,
+            holder.tenant_tag,
+            holder.session_tag,
+        )
+
+    async def _with_workers(self, groups: Sequence[GroupView]) -> list[GroupView]:
+        found = []
+        for one in groups:
+            held = self.held(one.chain) if one.chain else {}
+            workers = [place for place, pages in held.items() if pages >= len(one.chain)]
+            found.append(replace(one, workers=workers))
+            await asyncio.sleep(0)
+        return found
 
     def _place(self, record: PlaceRecord) -> PlaceView:
         if record.kind is not PlaceKind.WORKER:

@@ -48,6 +48,7 @@ from pie.router.inferlets import Inferlets
 from pie.router.memory import AnswerMemory
 from pie.router.metrics import RouterMetrics
 from pie.router.models import ModelCatalog
+from pie.router.nodes import NodeSet
 from pie.router.open_files import allow_connections
 from pie.router.ordering import Ordering
 from pie.router.overview import Overview
@@ -125,8 +126,9 @@ class RouterService:
         self._gate = Gate(settings.max_in_flight, settings.retry_after_s, self.metrics)
         self._policies = PolicyVersions(policies or PolicySet())
         chooser = self._chooser = Chooser(
-            self._mirror, self._policies.current.new_routing(), self.metrics, awaits=True
+            self._mirror, self._policies.current.new_routing(), self.metrics
         )
+        self._take_moves()
         self._follower: PolicyFollower | None = None
         self._conductor: Conductor | None = None
         self._index_url, self._index = index_url, index
@@ -221,8 +223,13 @@ class RouterService:
                 self._chooser.demand,
                 self._chooser.conversations,
             ),
-            Ordering(lambda: self._workers.links),
+            Ordering(
+                lambda: self._workers.links, self._mirror.places, NodeSet(secret=self._secret)
+            ),
             self._policies.current,
+            on_event=lambda policy, action: self.metrics.cluster_events.labels(
+                policy, action
+            ).inc(),
             settings=self._index,
         )
         self._follower = PolicyFollower(
@@ -312,7 +319,12 @@ class RouterService:
         if self._conductor is not None and not policies.same_cluster(self._policies.current):
             self._conductor.replace_policies(policies)
         self._policies.current = policies
+        self._take_moves()
         return ""
+
+    def _take_moves(self) -> None:
+        # What is not stored as it is made does not come to the pool while somebody waits for it.
+        self._chooser.awaits = self._policies.current.worker_moves().stores_as_made
 
     async def _keep_looking(self) -> None:
         """Hold workers and models against the mirror, for ever."""

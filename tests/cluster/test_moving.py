@@ -164,6 +164,36 @@ async def test_an_idle_conversation_leaves_a_full_worker_with_its_pages(running:
     assert (cached, place) == (len(texts[0]), "w1"), "it was idle for longest"
 
 
+async def test_a_hot_prompt_is_brought_near_the_other_worker_and_what_is_expired_leaves(
+    running: Running,
+) -> None:
+    hot = [200 + one % 11 for one in range(6 * PAGE)]
+    await running.apply("")
+    await running.http.post(
+        "/admin/policies",
+        json={
+            "text": "cluster: {replication: {policy: replicate-hot, uses: 99, workers: 2, worker_uses: 0.2}}"
+        },
+    )
+    await running.ask(hot, session_id="hot", place="w0")
+
+    async def is_near() -> bool:
+        await running.ask(hot, session_id="hot", place="w0")
+        return await running.did("replicate-hot", "done", "w1")
+
+    await until(is_near)
+    assert (await running.ask([*hot, 1], place="w1"))[0] == len(hot)
+    await running.apply("{policy: expire, after: 1s}")
+
+    async def is_gone() -> bool:
+        places = "w0", "w1", "pool-0"
+        return all([await running.did("expire", "done", place) for place in places])
+
+    await until(is_gone)
+    await running.apply("")
+    assert (await running.ask([*hot, 2, 3], place="w0"))[0] == 0
+
+
 async def test_a_drained_workers_conversation_goes_on_warm_at_the_next_one(
     running: Running,
 ) -> None:
@@ -185,4 +215,8 @@ async def test_a_drained_workers_conversation_goes_on_warm_at_the_next_one(
     assert (cached, then) == (len(TURN), other)
     missing = await running.http.post("/admin/workers/w9/drain", json={})
     assert missing.status_code == 404
-    assert f"those that are up: {other}" in missing.json()["error"]["message"]
+    told = missing.json()["error"]["message"]
+    assert "There is no worker w9" in told
+    assert other in told
+    metrics = (await running.http.get("/metrics")).text
+    assert 'pie_router_cluster_policy_events_total{action="move",policy="drain"}' in metrics

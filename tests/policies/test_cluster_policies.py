@@ -6,9 +6,19 @@ from collections.abc import Iterable
 
 from hypothesis import given, strategies as st
 
+from pie.page.events import PlaceId, PlaceKind
 from pie.page.key import PageKey
 from pie.policies.cluster_manager import MOST_AT_ONCE, MOST_RAISED, ClusterManager
-from pie.policies.cluster_policy import ClusterView, GroupView, SetCopies
+from pie.policies.cluster_policy import (
+    ClusterView,
+    FetchPages,
+    FixedCopies,
+    GroupView,
+    LetGo,
+    PlaceView,
+    SetCopies,
+)
+from pie.policies.replicate import Replicate
 from pie.policies.replicate_hot import ReplicateHot
 from tests.policies.pages import Held, key
 
@@ -21,7 +31,11 @@ def view(
 
 
 def orders(policy: ReplicateHot, shown: ClusterView) -> list[tuple[int, int]]:
-    return [(int.from_bytes(one.group), one.copies) for one in policy.decide(shown)]
+    return [
+        (int.from_bytes(one.group), one.copies)
+        for one in policy.decide(shown)
+        if isinstance(one, SetCopies)
+    ]
 
 
 def test_a_hot_group_gets_as_many_copies_as_it_takes_at_once() -> None:
@@ -47,6 +61,7 @@ def test_at_one_rate_copies_come_to_rest(uses: list[float]) -> None:
     policy, copies, settled = ReplicateHot(uses=3.0, copies=4, after=1.0), 1, 1
     for second, rate in enumerate([*uses, *[uses[-1]] * 20]):
         for order in policy.decide(view((1, rate, copies), now_s=float(second))):
+            assert isinstance(order, SetCopies)
             assert isinstance(order, SetCopies)
             assert order.copies != copies
             copies = order.copies
@@ -125,3 +140,81 @@ def test_a_policy_that_fails_changes_nothing_and_is_told() -> None:
     after, events = decided("nonsense", SetCopies(key(1), 3, "hot"))
     assert after == {key(1): 3}
     assert events == [("fail", "1 proposals are no orders"), ("raise", "hot")]
+
+
+A, B = PlaceId("a"), PlaceId("b")
+CHAIN = [key(at) for at in range(40)]
+
+
+def workers_view(uses: float, *has: PlaceId, now_s: float = 0.0) -> ClusterView:
+    hot = GroupView(key(32), uses, 1, CHAIN, has, b"m")
+    places = [PlaceView(one, PlaceKind.WORKER, model_root=b"m", has_host=True) for one in (A, B)]
+    return ClusterView(1, 1, [hot], now_s, places)
+
+
+def test_a_hot_prompts_pages_are_brought_near_another_worker_and_let_go_of_when_it_cools() -> None:
+    policy = ReplicateHot(workers=2, worker_uses=10.0, after=5.0)
+    assert list(policy.decide(workers_view(9.0, A))) == []
+    (order,) = policy.decide(workers_view(12.0, A, now_s=1.0))
+    assert isinstance(order, FetchPages)
+    assert (order.place, order.pages) == (B, CHAIN)
+    assert list(policy.decide(workers_view(12.0, A, now_s=2.0))) == [], "it was told"
+    assert list(policy.decide(workers_view(99.0, A, B, now_s=10.0))) == [], "2 is the most"
+    assert list(policy.decide(workers_view(4.0, A, B, now_s=20.0))) == []
+    (order,) = policy.decide(workers_view(4.0, A, B, now_s=25.0))
+    assert isinstance(order, LetGo)
+    assert (order.place, order.start, order.also_last) == (B, 32, False)
+    assert list(policy.decide(workers_view(4.0, A, now_s=40.0))) == [], "A was never told to fetch"
+    assert list(ReplicateHot().decide(workers_view(99.0, A))) == [], "1 leaves it to routing"
+
+
+def meant(policy: Replicate, *groups: GroupView) -> list[tuple[int, int]]:
+    return [
+        (int.from_bytes(one.group), one.copies)
+        for one in policy.decide(ClusterView(4, 1, groups, 0.0))
+        if isinstance(one, SetCopies)
+    ]
+
+
+def test_replicate_sets_copies_by_what_its_selector_means() -> None:
+    mine = GroupView(key(1), 0.1, 1, tenant_tag="8f2c", session_tag="s", model_root=b"m")
+    other = GroupView(key(2), 9.0, 1, tenant_tag="77", model_root=b"m")
+    assert meant(Replicate(copies=3, tenant="8f*"), mine, other) == [(1, 3)]
+    assert meant(Replicate(copies=9, session="?*"), mine, other) == [(1, 4)]
+    assert meant(Replicate(copies=2, model="6d"), mine, other) == [(1, 2), (2, 2)]
+    assert meant(Replicate(copies=2, uses=5), mine, other) == [(2, 2)]
+    no_longer = GroupView(key(2), 3.0, 2)
+    assert meant(Replicate(copies=2, uses=5), no_longer) == [], "it is at the edge"
+    assert meant(Replicate(copies=2, uses=7), no_longer) == [(2, 1)]
+    assert meant(Replicate(copies=2, tenant="x"), no_longer) == [(2, 1)]
+
+
+def test_replicate_means_a_prefix_and_what_comes_before_it() -> None:
+    long_key = PageKey(bytes([7]) * 32)
+    first = GroupView(key(0), 1.0, 1, CHAIN[:32])
+    second = GroupView(CHAIN[32], 1.0, 1, [*CHAIN[:32], CHAIN[32], long_key])
+    third = GroupView(key(99), 1.0, 1, [*CHAIN[:32], CHAIN[32], long_key, key(99)])
+    policy = Replicate(copies=2, prefix=long_key.hex())
+    assert meant(policy, first, second, third) == [(0, 2), (32, 2)]
+
+
+def test_of_several_policies_the_largest_number_of_copies_counts() -> None:
+    one, other = Says(SetCopies(key(1), 2, "one")), Says(SetCopies(key(1), 3, "other"))
+    manager = ClusterManager([("one", one), ("other", other)])
+    first = manager.decide(view(), {}, Held())
+    assert first.table == {key(1): 3}
+    other.said = (SetCopies(key(1), 1, "no more"),)
+    second = manager.decide(view(), first.table, Held())
+    assert second.table == {key(1): 2}
+    assert [(e.policy, e.action, e.copies) for e in second.events] == [("other", "lower", 2)]
+    shown = manager.shown(0, view((1, 1.0, 2))), manager.shown(1, view((1, 1.0, 2)))
+    assert [one.groups[0].copies for one in shown] == [2, 1]
+
+
+def test_copies_that_no_policy_wants_any_more_go() -> None:
+    manager = ClusterManager([("fixed", FixedCopies())])
+    decision = manager.decide(view(), {key(1): 3}, Held())
+    assert decision.table == {}
+    assert [(e.action, e.reason) for e in decision.events] == [
+        ("lower", "no policy wants 3 any more")
+    ]

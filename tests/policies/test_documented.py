@@ -83,6 +83,8 @@ def test_pages_and_conversations_move_as_it_stands_there(tmp_path: Path) -> None
         "follow-session",
         "prefetch",
         "drain",
+        "expire",
+        "replicate",
         "spill-to-pool",
     ]
     assert found.migration[0].options == {"idle": 30.0, "rate": 128 << 20}

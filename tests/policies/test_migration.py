@@ -28,6 +28,7 @@ from pie.policies.cluster_policy import (
 )
 from pie.policies.drain import Drain
 from pie.policies.errors import PolicyFileError
+from pie.policies.expire import Expire
 from pie.policies.follow_session import FollowSession
 from pie.policies.loader import load_policies
 from pie.policies.policy_set import PolicySet, WorkerMoves, always
@@ -386,3 +387,21 @@ def test_rebalance_keeps_to_its_rate(sizes: list[int], megabytes: int) -> None:
             moved += sizes[int(order.session[1:])]
         # A conversation larger than a second's worth goes when nothing else does.
         assert moved <= megabytes * (second + 2) + max(sizes)
+
+
+def test_conversations_that_nobody_goes_on_with_leave_everywhere_but_what_others_share() -> None:
+    old = session("old", idle_s=100.0, shared=3, held={A: 10, B: 2}, pooled=10, tenant_tag="8f")
+    orders = list(Expire(after=60.0).decide(view(old, session("new", idle_s=50.0))))
+    assert orders == [
+        LetGo(place, PAGES, "conversation old is idle for 100 s", start=3, also_last=True)
+        for place in (A, POOL)
+    ]
+    near = list(Expire(after=60.0, pool=False).decide(view(old)))
+    assert [(one.place, one.also_last) for one in near if isinstance(one, LetGo)] == [(A, False)]
+    assert said(Expire(after=60.0, tenant="9*").decide(view(old))) == []
+    assert said(Expire(after=60.0, session="old").decide(view(old))) == [
+        ("LetGo", "a", 10),
+        ("LetGo", "pool", 10),
+    ]
+    gone = session("old", idle_s=100.0, shared=3, held={A: 3}, pooled=3)
+    assert said(Expire(after=60.0).decide(view(gone))) == []

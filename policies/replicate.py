@@ -1,0 +1,80 @@
+"""`replicate`: so many pool nodes keep what a selector means.
+
+Covers one built-in cluster policy. A selector goes by what a router knows of the prompts that hold a group of
+pages: whose they are, of which conversation and model.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable
+from typing import Annotated
+
+from pydantic import Field
+
+from pie.page.key import PageKey
+from pie.policies.cluster_policy import ClusterView, GroupView, Order, SetCopies
+from pie.policies.prefixes import parse_key
+
+
+class Replicate:
+    """So many pool nodes keep the groups of pages that a selector means.
+
+    Args:
+        copies: How many.
+        tenant: Groups that this tenant's prompts have, by its tag or a pattern; `""` is no tenant.
+        session: Groups of the conversation with this tag, or a pattern; `"?*"` is any conversation.
+        model: Groups of the model with this root in hexadecimal, or a pattern.
+        prefix: The group of the page with this key, in hexadecimal, and all before it.
+        uses: Only groups that prompts use so many times a second.
+    """
+
+    def __init__(
+        self,
+        copies: Annotated[int, Field(ge=2, le=64)],
+        *,
+        tenant: str | None = None,
+        session: str | None = None,
+        model: str | None = None,
+        prefix: str | None = None,
+        uses: Annotated[float, Field(ge=0)] = 0.0,
+    ) -> None:
+        self._copies = copies
+        self._tenant = tenant
+        self._session = session
+        self._model = model
+        self._prefix = None if prefix is None else parse_key("prefix", prefix)
+        self._uses = uses
+
+    def decide(self, view: ClusterView) -> Iterable[Order]:
+        """Order the number for what is meant, and the usual number for what no longer is."""
+        wanted = min(self._copies, view.nodes)
+        of_prefix = self._groups_of_prefix(view)
+        for one in view.groups:
+            meant = (self._prefix is None or one.group in of_prefix) and self._is_meant(one)
+            if meant and one.copies < wanted and one.uses_per_s >= self._uses:
+                yield SetCopies(one.group, wanted, "the selector means it")
+            # Below half of it, so that a group at the edge does not come and go.
+            elif one.copies > view.least_copies and not (
+                meant and one.uses_per_s >= self._uses / 2
+            ):
+                reason = "the selector means it no longer"
+                yield SetCopies(one.group, view.least_copies, reason)
+
+    def _groups_of_prefix(self, view: ClusterView) -> set[PageKey]:
+        """Return pages up to the end of the group that holds the named one."""
+        shortest: set[PageKey] = set()
+        for one in view.groups:
+            if self._prefix in one.chain and (not shortest or len(one.chain) < len(shortest)):
+                shortest = set(one.chain)
+        return shortest
+
+    def _is_meant(self, one: GroupView) -> bool:
+        return all(
+            pattern is None or fnmatch.fnmatchcase(told, pattern)
+            for pattern, told in (
+                (self._tenant, one.tenant_tag),
+                (self._session, one.session_tag),
+                (self._model, one.model_root.hex()),
+            )
+        )
