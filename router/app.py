@@ -329,7 +329,7 @@ class RouterApp:
         sampling = body.sampling(
             logprobs=logprobs,
             vocab_size=model.vocab_size,
-            bad_words=model.prompts.bad_words(body.bad_words or ()),
+            bad_words=await model.prompts.bad_words(body.bad_words or ()),
         )
         choices = body.sequences
         likeliest = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -40,6 +40,9 @@ _THREAD_TURNS = 256
 
 _THREAD_TOOLS = 16
 """Tools whose schemas are rendered here."""
+
+_NODE_CHARS = 8
+"""What a value without text counts for where the size of what is rendered is estimated."""
 
 _CONTEXT_IDS = 64
 """Ids of the prompt that the first characters of an answer may depend on, and more."""
@@ -118,12 +121,12 @@ class PromptMaker:
         """
         if self.template is None:
             raise invalid("model: has no chat template; use /v1/completions", "model")
-        turns = asked.turns
-        size = sum(len(turn.text) for turn in turns)
+        given = (asked.messages, asked.tools or (), asked.variables)
+        long = len(asked.turns) > _THREAD_TURNS or len(asked.tools or ()) > _THREAD_TOOLS
         space = _space(self.tokenizer.digest, model, salt)
-        return await self._run(
-            # Tools come from a body of bounded size, and may be as long as it.
-            self._is_long(size, turns) or bool(asked.tools and len(asked.tools) > _THREAD_TOOLS),
+        return await self.run(
+            # Whatever a template is given it may render, and at any length.
+            long or _is_heavy(given, self._thread_bytes),
             lambda: self._conversation(asked, space, context_tokens, keep),
         )
 
@@ -133,25 +136,30 @@ class PromptMaker:
         Raises:
             ApiError: It is longer than the context, or has no tokens.
         """
-        return await self._run(
+        return await self.run(
             len(text) > self._thread_bytes, lambda: self._text(text, context_tokens, keep)
         )
 
-    def bad_words(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
+    async def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Return words as token sequences, each as it is spelled at a beginning and amid a text.
 
         Raises:
             ApiError: One is not Unicode.
         """
-        found: dict[tuple[int, ...], None] = {}
-        try:
+
+        def work() -> tuple[tuple[int, ...], ...]:
+            found: dict[tuple[int, ...], None] = {}
             for word in words:
                 for text in (word.lstrip(), f" {word.lstrip()}"):
                     if ids := tuple(self.tokenizer.encode(text)):
                         found[ids] = None
+            return tuple(found)
+
+        try:
+            # Each is read twice, and a short one takes as long as a page's worth of a long text.
+            return await self.run(_is_heavy(words, self._thread_bytes // 8), work)
         except TextError as error:
             raise invalid(f"bad_words: {error}", "bad_words") from error
-        return tuple(found)
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return the ids of a text that is no prompt.
@@ -161,7 +169,7 @@ class PromptMaker:
         """
         long = len(text) > self._thread_bytes
         try:
-            return await self._run(
+            return await self.run(
                 long, lambda: self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
             )
         except TextError as error:
@@ -196,7 +204,7 @@ class PromptMaker:
             return
         ids = array("I", output_ids)
         long = len(ids) > _THREAD_IDS or self._is_long(len(prompt.rendered), prompt.turns)
-        await self._run(long, lambda: self._remember(prompt, text, ids))
+        await self.run(long, lambda: self._remember(prompt, text, ids))
 
     def _remember(self, prompt: Prompt, text: str, ids: array[int]) -> None:
         special = self.tokenizer.special_ids
@@ -233,7 +241,7 @@ class PromptMaker:
         """Whether a conversation would stall streams."""
         return chars > self._thread_bytes or len(turns) > _THREAD_TURNS
 
-    async def _run(self, long: bool, work: Callable[[], T]) -> T:
+    async def run(self, long: bool, work: Callable[[], T]) -> T:
         """Do short work here and long work in a thread."""
         if not long:
             return work()
@@ -297,6 +305,26 @@ class PromptMaker:
             return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
         except TextError as error:
             raise invalid(f"{param}: {error}", param) from error
+
+
+def _is_heavy(values: object, most_chars: int) -> bool:
+    """Whether texts, in whatever they are nested, have more characters; looks at no more than it must."""
+    left, stack = most_chars, [values]
+    while stack:
+        value = stack.pop()
+        if isinstance(value, str):
+            left -= len(value)
+        elif isinstance(value, Mapping):
+            left -= _NODE_CHARS * len(value)
+            if left >= 0:
+                stack += (*value, *value.values())
+        elif isinstance(value, Sequence):
+            left -= _NODE_CHARS * len(value)
+            if left >= 0:
+                stack += value
+        if left < 0:
+            return True
+    return False
 
 
 def _marks(tokenizer: Tokenizer, template: ChatTemplate | None) -> Iterator[str]:

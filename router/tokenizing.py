@@ -7,6 +7,9 @@ Covers `/tokenize` and `/detokenize`, and says that there are no embeddings. Doe
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+
+import msgspec
 
 from pie.router.api.body import BodyLimits, parse_body
 from pie.router.api.extras import raw_fields
@@ -15,7 +18,6 @@ from pie.router.api.tokens import (
     Detokenized,
     EmbeddingsBody,
     TokenizeConversation,
-    Tokenized,
     TokenizeText,
 )
 from pie.router.conversing import conversation
@@ -26,6 +28,21 @@ from pie.router.models import ModelCatalog, ServedModel
 
 _ROOM = 1 << 40
 """No prompt of a body is longer: nothing is generated, so that no context limits it."""
+
+
+_MOST_TOLD = 1 << 20
+"""Token ids of one answer: with their spelling some 30 MB."""
+_PIECE = 4096
+"""Ids that are spelled and written at a time, so that streams have their turn in between."""
+
+
+class _Written(msgspec.Struct):
+    """A `Tokenized` whose lists are JSON already."""
+
+    count: int
+    max_model_len: int
+    tokens: msgspec.Raw
+    token_strs: msgspec.Raw | None = None
 
 
 class Tokenizing:
@@ -65,11 +82,18 @@ class Tokenizing:
                 ids = await model.prompts.encode(
                     body.prompt, add_special_tokens=body.add_special_tokens is not False
                 )
-        names = None
-        if body.return_token_strs:
-            spelled = model.prompts.tokenizer.token
-            names = [spelled(id_) or "" for id_ in ids]
-        await exchange.respond_json(200, Tokenized(len(ids), model.context_tokens, ids, names))
+            if len(ids) > _MOST_TOLD:
+                param = "messages" if isinstance(body, TokenizeConversation) else "prompt"
+                raise invalid(
+                    f"{param}: has {len(ids):,} tokens; at most {_MOST_TOLD:,} fit into an answer",
+                    param,
+                    "too_large",
+                )
+            names = bool(body.return_token_strs)
+            content = await model.prompts.run(
+                len(ids) > _PIECE, lambda: _told(model, ids, names=names)
+            )
+        await exchange.respond(200, content)
 
     async def detokenize(self, exchange: Exchange) -> None:
         """Answer with the text of token ids, special tokens included."""
@@ -108,3 +132,20 @@ class Tokenizing:
         if name is None:
             name = models[0].name if models else ""
         return self._catalog.served(name)
+
+
+def _told(model: ServedModel, ids: Sequence[int], *, names: bool) -> bytes:
+    """Return the answer for token ids, with their spelling where `names` are wanted."""
+    spelled = model.prompts.tokenizer.token
+    pieces = [ids[at : at + _PIECE] for at in range(0, len(ids), _PIECE)]
+    head = _Written(len(ids), model.context_tokens, _list(pieces))
+    if names:
+        head.token_strs = _list([[spelled(id_) or "" for id_ in piece] for piece in pieces])
+    return msgspec.json.encode(head)
+
+
+def _list(pieces: Sequence[Sequence[object]]) -> msgspec.Raw:
+    """Return lists as the JSON of one, none of them longer than another thread can wait."""
+    return msgspec.Raw(
+        b"[" + b",".join(msgspec.json.encode(piece)[1:-1] for piece in pieces) + b"]"
+    )

@@ -126,3 +126,68 @@ async def test_a_long_answer_is_turned_to_text_beside_the_event_loop(
     assert seen
     assert threading.get_ident() not in seen
     assert (await talk.prompt()).ids[: len(ids)] == ids
+
+
+LONG = "a long text " * 200
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        Conversation([{"role": "user", "content": LONG}], (Turn("user", LONG),)),
+        Conversation(
+            [{"role": "assistant", "content": "a", "reasoning_content": LONG}],
+            (Turn("assistant", "a"),),
+        ),
+        Conversation(
+            [{"role": "user", "content": "a"}],
+            (Turn("user", "a"),),
+            tools=[{"type": "function", "function": {"name": "f", "description": LONG}}],
+        ),
+        Conversation(
+            [{"role": "user", "content": "a"}],
+            (Turn("user", "a"),),
+            variables={"deep": [{"deeper": [LONG]}]},
+        ),
+        Conversation(
+            [{"role": "user", "content": "a"}], (Turn("user", "a"),), variables={"many": [1] * 300}
+        ),
+    ],
+    ids=["content", "reasoning", "tool", "variable", "values"],
+)
+async def test_a_template_that_is_given_much_is_rendered_beside_the_event_loop(
+    maker: PromptMaker, monkeypatch: pytest.MonkeyPatch, asked: Conversation
+) -> None:
+    seen = _threads_of(monkeypatch, ChatTemplate, "render")
+    short = Conversation([{"role": "user", "content": "hi"}], (Turn("user", "hi"),))
+    await maker.conversation(short, model="m", salt=None, context_tokens=ROOM)
+    assert seen == {threading.get_ident()}
+    seen.clear()
+    await maker.conversation(asked, model="m", salt=None, context_tokens=ROOM)
+    assert seen
+    assert threading.get_ident() not in seen
+
+
+async def test_many_bad_words_are_read_beside_the_event_loop(
+    maker: PromptMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = _threads_of(monkeypatch, Tokenizer, "encode")
+    assert await maker.bad_words(["fox"])
+    assert seen == {threading.get_ident()}
+    seen.clear()
+    assert await maker.bad_words([LONG, LONG])
+    assert seen
+    assert threading.get_ident() not in seen
+
+
+def _threads_of(monkeypatch: pytest.MonkeyPatch, kind: type, name: str) -> set[int]:
+    """Return a set of the threads that call a method from now on."""
+    seen: set[int] = set()
+    method = getattr(kind, name)
+
+    def watched(*args: object, **more: object) -> object:
+        seen.add(threading.get_ident())
+        return method(*args, **more)
+
+    monkeypatch.setattr(kind, name, watched)
+    return seen

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import httpx
+import pytest
 
+from pie.router import tokenizing
+from pie.router.api.tokens import Tokenized
+from pie.tokens.tokenizer import Tokenizer
 from tests.router.conftest import Cluster
 
 MESSAGES: Any = [{"role": "user", "content": "Why is the sky blue?"}]
 
 
 async def test_ids_are_those_that_a_worker_gets_and_their_text_comes_back(
-    cluster: Cluster, http: httpx.AsyncClient
+    cluster: Cluster, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mock = cluster.mock("w0")
     router = await cluster.router(1)
@@ -37,8 +42,25 @@ async def test_ids_are_those_that_a_worker_gets_and_their_text_comes_back(
     spelled = await post("/tokenize", prompt="<s>hi", model="mock", return_token_strs=True)
     assert spelled["token_strs"][0] == "<s>"
     assert len(spelled["token_strs"]) == spelled["count"]
-    long = await post("/tokenize", prompt="a b " * 40_000)
-    assert long["count"] > long["max_model_len"]
+    seen: set[int] = set()
+    spell = Tokenizer.token
+
+    def watched(self: Tokenizer, id_: int) -> str | None:
+        seen.add(threading.get_ident())
+        return spell(self, id_)
+
+    monkeypatch.setattr(Tokenizer, "token", watched)
+    long = await post("/tokenize", prompt="a b " * 40_000, return_token_strs=True)
+    # Beside the event loop, and in pieces that are put together without a seam.
+    assert seen
+    assert threading.get_ident() not in seen
+    assert long["count"] == len(long["tokens"]) > long["max_model_len"]
+    tokenizer = cluster.tokenizer(mock)
+    assert long["token_strs"] == [spell(tokenizer, id_) or "" for id_ in long["tokens"]]
+    assert set(long) == {*Tokenized.__struct_fields__, "status"}
+    monkeypatch.setattr(tokenizing, "_MOST_TOLD", 1000)
+    told = await post("/tokenize", prompt="a b " * 40_000)
+    assert (told["status"], told["error"]["code"]) == (400, "too_large")
     for path, body, param in (
         ("/tokenize", {}, "prompt"),
         ("/tokenize", {"prompt": "a", "colour": 1}, "colour"),
