@@ -20,7 +20,7 @@ from pie.worker.intake import check_sampling
 from pie.worker.programs.cells import Bools, Ints
 from pie.worker.programs.trouble import CallError, recurrent
 
-_MOST_RESULT_BYTES = 64 << 20
+MOST_RESULT_BYTES = 64 << 20
 _MOST_MASK_ELEMENTS = 1 << 24
 """Of all masks of a pass together: it takes the step thread, which is everybody's, some 20 ms."""
 _MOST_TOP = 4096
@@ -137,9 +137,9 @@ def read_inputs(
         )
     if left:
         raise bad("a pass came with other frames than it announces")
-    if sum(_result_bytes(call, shape) for call in calls) > _MOST_RESULT_BYTES:
+    if sum(_result_bytes(call, shape) for call in calls) > MOST_RESULT_BYTES:
         raise bad(
-            f"the results of this pass would take more than {_MOST_RESULT_BYTES >> 20} MiB: ask for "
+            f"the results of this pass would take more than {MOST_RESULT_BYTES >> 20} MiB: ask for "
             "the last token's logits, or run fewer tokens in a pass"
         )
     return calls

@@ -46,9 +46,16 @@ ProgramCommand = ProgramBegan | ProgramCall | ProgramEnded
 
 
 @dataclass(frozen=True, slots=True)
+class Carried:
+    """A call that is not answered was carried out: for the host alone."""
+
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
 class ProgramAnswer:
-    """What the engine says to a program."""
+    """What the engine says to a program, or to its host."""
 
     program: str
-    message: EngineAnswer
+    message: EngineAnswer | Carried
     frames: Sequence[Buffer] = ()

@@ -28,7 +28,6 @@ from pie.wire.programs import (
     Begin,
     CallFailed,
     CancelCall,
-    CloseSet,
     Decode,
     Decoded,
     Drawn,
@@ -42,13 +41,13 @@ from pie.wire.programs import (
     HttpCall,
     Listen,
     ModelFacts,
-    OpenSet,
     Render,
     Say,
 )
 from pie.worker.grammar_queue import GrammarQueue
 from pie.worker.programs.calls import MOST_TEXT_CHARS, bad, read_ints
 from pie.worker.programs.commands import (
+    Carried,
     ProgramAnswer,
     ProgramBegan,
     ProgramCall,
@@ -59,13 +58,14 @@ from pie.worker.programs.conversation import Conversations
 from pie.worker.programs.errands import Errands
 from pie.worker.programs.process import Ended, EndReason, ProgramProcess
 from pie.worker.programs.trouble import CallError
+from pie.worker.programs.under_way import CallsUnderWay, size_of
 from pie.worker.programs.web import Web
 from pie.worker.settings import ProgramSettings
 
 log = logging.getLogger("pie.worker.programs.host")
 
-_MOST_CALLS = 4096
-"""Calls of one program without an answer: beyond, it is not read until some are answered."""
+_MESSAGES_AT_ONCE = 64
+"""Messages of one program that are carried out before others have a turn of the event loop."""
 _MOST_HEARD = 1024
 """Messages of a client that wait to be listened to."""
 _MOST_HEARD_CHARS = 4 << 20
@@ -96,9 +96,8 @@ class RunningProgram:
         self.process = process
         self.errands = Errands(process.send, errands_at_once)
         self.ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
-        self.outstanding = 0
-        self.room = asyncio.Event()
-        self.room.set()
+        self.calls = CallsUnderWay()
+        process.on_gone = self.calls.close
         self._heard: deque[str | None] = deque()
         self._heard_chars = 0
         self._listening: deque[int] = deque()
@@ -218,10 +217,11 @@ class ProgramHost:
             running = self._programs.get(answer.program)
             if running is None:
                 continue
-            running.process.send(answer.message, answer.frames)
-            if not isinstance(answer.message, Drawn) or answer.message.finish:
-                running.outstanding -= 1
-                running.room.set()
+            message = answer.message
+            if not isinstance(message, Carried):
+                running.process.send(message, answer.frames)
+            if not isinstance(message, Drawn) or message.finish:
+                running.calls.end(message.call)
 
     def end_all(self) -> None:
         """End all programs."""
@@ -239,8 +239,14 @@ class ProgramHost:
         process = running.process
         try:
             async with asyncio.timeout(self._settings.wall_s):
-                while (got := await process.read()) is not None:
+                for count in itertools.count(1):
+                    got = await process.read()
+                    if got is None:
+                        break
                     await self._carry_out(running, *got, on_said)
+                    if not count % _MESSAGES_AT_ONCE:
+                        # What has come already is read without a wait.
+                        await asyncio.sleep(0)
         except TimeoutError:
             process.kill(EndReason.TOO_LONG)
         except Exception:
@@ -282,24 +288,32 @@ class ProgramHost:
                 running.errands.begin(call, partial(self._web.ask, message, body))
             case Finished():
                 pass  # the process has taken note
+            case CancelCall(_, target):
+                if running.calls.cancel(target):
+                    self._put(ProgramCall(running.name, message, frames))
             case _:
-                while running.outstanding >= _MOST_CALLS:
-                    running.room.clear()
-                    await running.room.wait()
                 await self._hand_over(running, message, frames)
 
     async def _hand_over(
         self, running: RunningProgram, message: EngineCall, frames: Sequence[bytes]
     ) -> None:
-        """Give a call to the step thread; the program's later calls wait for its grammar."""
+        """Give a call to the step thread; the program's later calls wait for its grammar, and for room."""
+        calls = running.calls
+        try:
+            has_begun = await calls.begin(message.call, size_of(message, frames, self._facts))
+        except ValueError as error:
+            running.process.send(bad(str(error)).answer(message.call))
+            return
+        if not has_begun:
+            return
         constraint = None
         if isinstance(message, GenerateTokens) and message.grammar is not None:
             try:
                 constraint = await self._grammars.compiled(message.grammar)
             except RefusedError as error:
                 running.process.send(bad(f"the grammar: {error.message}").answer(message.call))
+                calls.end(message.call)
                 return
-        running.outstanding += not isinstance(message, OpenSet | CloseSet | CancelCall)
         self._put(ProgramCall(running.name, message, frames, constraint))
 
     def _text(

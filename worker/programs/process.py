@@ -33,6 +33,8 @@ _LIBRARIES = ("pie.inferlet", "msgspec", "numpy")
 _ENDS_S = 5.0
 """How long a program that has finished, or whose process was killed, may take to be gone."""
 _READ_BYTES = 1 << 16
+_LEAST_SAID_BYTES = 64
+"""What a message to the client counts at least: an empty one takes memory on its way too."""
 _MOST_ERROR_CHARS = 20_000
 _MOST_MESSAGE_BYTES = 64 << 20
 """Of one message of a program, masks above all."""
@@ -82,6 +84,9 @@ class ProgramProcess:
         self._finished: Finished | None = None
         self._end: EndReason | None = None
         """Why it was ended from outside."""
+        self._watching: asyncio.Task[None] | None = None
+        self.on_gone: Callable[[], None] = lambda: None
+        """Called once its process has ended, read to its end or not."""
 
     async def start(self, begin: Begin) -> None:
         """Start the process and send it its program.
@@ -117,7 +122,9 @@ class ProgramProcess:
         finally:
             theirs.close()
         self._pipe = await Pipe.open(ours, max_bytes=_MOST_MESSAGE_BYTES)
-        self._reading = asyncio.get_running_loop().create_task(self._read_output())
+        loop = asyncio.get_running_loop()
+        self._reading = loop.create_task(self._read_output())
+        self._watching = loop.create_task(self._watch())
         self._pipe.send(begin)
 
     async def read(self) -> tuple[FromProgram, Sequence[bytes]] | None:
@@ -143,7 +150,7 @@ class ProgramProcess:
 
     def may_say(self, size_bytes: int) -> bool:
         """Count a message to the client and say whether it may pass; one too many ends the program."""
-        self._said_bytes += size_bytes
+        self._said_bytes += max(size_bytes, _LEAST_SAID_BYTES)
         if self._said_bytes > int(self._settings.output):
             self.kill(EndReason.TOO_MUCH_OUTPUT)
             return False
@@ -196,6 +203,11 @@ class ProgramProcess:
         if own_end is not None:
             how += f" by signal {-own_end}" if own_end < 0 else f" with exit code {own_end}"
         return Ended(EndReason.DIED, error=how, output=output)
+
+    async def _watch(self) -> None:
+        assert self._process is not None
+        await self._process.wait()
+        self.on_gone()
 
     async def _read_output(self) -> None:
         assert self._process is not None

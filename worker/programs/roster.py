@@ -50,6 +50,7 @@ from pie.worker.programs.calls import (
     read_ints,
 )
 from pie.worker.programs.commands import (
+    Carried,
     EngineAnswer,
     ProgramAnswer,
     ProgramBegan,
@@ -108,6 +109,8 @@ class Program:
         self.sets: dict[int, SlotSet] = {}
         self.queues: dict[int, deque[Job]] = {}
         """Jobs on each working set, in order."""
+        self.jobs: dict[int, Job] = {}
+        """The same, by their calls' numbers."""
 
     def running(self) -> Iterator[Job]:
         """List the jobs that have sequences to run."""
@@ -200,7 +203,7 @@ class Roster:
         answers, self._answers = self._answers, []
         return answers
 
-    def say(self, job: Job, message: EngineAnswer, frames: Sequence[Buffer] = ()) -> None:
+    def say(self, job: Job, message: EngineAnswer | Carried, frames: Sequence[Buffer] = ()) -> None:
         """Tell a job's program something; more follows."""
         self._answers.append(ProgramAnswer(job.program.name, message, frames))
 
@@ -277,6 +280,7 @@ class Roster:
             return
         for one in sets:
             program.queues[one].append(job)
+        program.jobs[job.number] = job
         self._go_on(program, sets, now_s)
 
     def _open(self, program: Program, message: object) -> None:
@@ -339,6 +343,8 @@ class Roster:
             load.is_wanted &= load.job is not job
         if message is not None:
             self.say(job, message, frames)
+        elif isinstance(job.call.call, OpenSet | CloseSet):
+            self.say(job, Carried(job.number))
         self._forget(job)
 
     def _carry_out(self, job: Job, now_s: float) -> None:
@@ -455,6 +461,7 @@ class Roster:
 
     def _forget(self, job: Job) -> None:
         program = job.program
+        program.jobs.pop(job.number, None)
         for one in job.sets:
             queue = program.queues.get(one)
             if queue and queue[0] is job:
@@ -463,12 +470,11 @@ class Roster:
                 program.queues.pop(one, None)
 
     def _cancel(self, program: Program, message: CancelCall) -> None:
-        for queue in program.queues.values():
-            for job in queue:
-                if job.number == message.target:
-                    job.is_cancelled = True
-                    if job.continuation is not None:
-                        job.continuation.is_cancelled = True
+        job = program.jobs.get(message.target)
+        if job is not None:
+            job.is_cancelled = True
+            if job.continuation is not None:
+                job.continuation.is_cancelled = True
 
     def _tell_state(self, job: Job, one: SlotSet) -> None:
         state = SetState(
