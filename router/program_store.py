@@ -36,7 +36,9 @@ def program_id(name: str, source: bytes, tenant: str) -> str:
 
 
 class ProgramStore:
-    """Programs by id; those that were not used for the longest go first.
+    """Programs by id. Where there are too many, the tenant whose take most gives the one that it used last ago.
+
+    So a tenant that installs without end pushes out its own, and never those of one that has less than it.
 
     Args:
         budget_bytes: Most bytes of all texts.
@@ -44,8 +46,10 @@ class ProgramStore:
 
     def __init__(self, budget_bytes: int) -> None:
         self._budget_bytes = budget_bytes
-        self._used_bytes = 0
-        self._programs: OrderedDict[str, StoredProgram] = OrderedDict()
+        self._programs: dict[str, OrderedDict[str, StoredProgram]] = {}
+        """Of each tenant, the latest used last."""
+        self._used_bytes: dict[str, int] = {}
+        """By tenant."""
 
     def install(
         self, name: str, source: bytes, now_s: int, tenant: str = ""
@@ -57,30 +61,38 @@ class ProgramStore:
         known = self.get(named, tenant)
         if known is not None:
             return known
-        program = self._programs[named] = StoredProgram(named, name, source, now_s, tenant)
-        self._used_bytes += len(source)
-        while self._used_bytes > self._budget_bytes:
-            _, oldest = self._programs.popitem(last=False)
-            self._used_bytes -= len(oldest.source)
+        program = StoredProgram(named, name, source, now_s, tenant)
+        self._make_room(len(source), tenant)
+        self._programs.setdefault(tenant, OrderedDict())[named] = program
+        self._used_bytes[tenant] = self._used_bytes.get(tenant, 0) + len(source)
         return program
 
     def get(self, named: str, tenant: str = "") -> StoredProgram | None:
         """Return a tenant's program, which counts as using it; None where it has none of that name."""
-        program = self._programs.get(named)
-        if program is None or program.tenant != tenant:
+        programs = self._programs.get(tenant)
+        if programs is None or named not in programs:
             return None
-        self._programs.move_to_end(named)
-        return program
+        programs.move_to_end(named)
+        return programs[named]
 
     def remove(self, named: str, tenant: str = "") -> bool:
         """Forget a tenant's program; return whether there was one."""
-        program = self.get(named, tenant)
-        if program is None:
+        programs = self._programs.get(tenant)
+        if programs is None or named not in programs:
             return False
-        del self._programs[named]
-        self._used_bytes -= len(program.source)
+        self._used_bytes[tenant] -= len(programs.pop(named).source)
+        if not programs:
+            del self._programs[tenant], self._used_bytes[tenant]
         return True
 
     def of(self, tenant: str = "") -> list[StoredProgram]:
         """List a tenant's programs, the latest used last."""
-        return [program for program in self._programs.values() if program.tenant == tenant]
+        return list(self._programs.get(tenant, {}).values())
+
+    def _make_room(self, size: int, tenant: str) -> None:
+        """Forget programs until another one of `tenant` has room."""
+        used = self._used_bytes
+        while sum(used.values()) + size > self._budget_bytes:
+            # Of two that take as much, the one that wants more.
+            most = max(used, key=lambda one: (used[one] + size * (one == tenant), one == tenant))
+            self.remove(next(iter(self._programs[most])), most)

@@ -8,14 +8,23 @@ from pie.router.program_store import ProgramStore, StoredProgram
 
 _NAMES = st.sampled_from(["a.py", "b.py"])
 _SOURCES = st.sampled_from([b"1", b"22", b"333", b"4444", b"1234567"])
-_TENANTS = st.sampled_from(["", "one"])
+_TENANTS = st.sampled_from(["", "one", "two"])
 _STEPS = st.lists(
     st.tuples(st.sampled_from(["install", "get", "remove"]), _NAMES, _SOURCES, _TENANTS)
 )
 
 
+def leaving(model: list[tuple[str, bytes, str]], tenant: str) -> tuple[str, bytes, str]:
+    """Return the oldest of who has most, the last one of all being new."""
+    used = {
+        owner: sum(len(one[1]) for one in model if one[2] == owner) for owner in ("", "one", "two")
+    }
+    others = [one for one in model[:-1] if used[one[2]] == max(used[old[2]] for old in model[:-1])]
+    return next((one for one in others if one[2] == tenant), others[0])
+
+
 @given(steps=_STEPS)
-def test_it_keeps_what_was_used_last_within_its_budget(
+def test_it_keeps_what_each_used_last_and_takes_from_who_has_most(
     steps: list[tuple[str, str, bytes, str]],
 ) -> None:
     store = ProgramStore(6)
@@ -31,7 +40,7 @@ def test_it_keeps_what_was_used_last_within_its_budget(
                 named[one] = known.id
                 model = [kept for kept in model if kept != one] + [one]
                 while sum(len(kept) for _, kept, _ in model) > 6:
-                    model.pop(0)
+                    model.remove(leaving(model, tenant))
         elif one in named and verb == "get":
             known = store.get(named[one], tenant)
             assert (known is not None) == (one in model)
@@ -40,7 +49,7 @@ def test_it_keeps_what_was_used_last_within_its_budget(
         elif one in named:
             assert store.remove(named[one], tenant) == (one in model)
             model = [kept for kept in model if kept != one]
-        for owner in ("", "one"):
+        for owner in ("", "one", "two"):
             held = [(kept.name, kept.source, kept.tenant) for kept in store.of(owner)]
             assert held == [kept for kept in model if kept[2] == owner]
     assert len(set(named.values())) == len(named)
@@ -53,3 +62,13 @@ def test_a_program_of_another_tenant_is_not_there() -> None:
     assert store.get(kept.id, "two") is None
     assert not store.remove(kept.id, "two")
     assert store.of("two") == []
+
+
+def test_who_installs_without_end_pushes_out_its_own() -> None:
+    store = ProgramStore(100)
+    kept = store.install("a.py", b"x" * 40, 0, "one")
+    assert kept is not None
+    for number in range(50):
+        assert store.install("a.py", b"%030d" % number, 0, "two") is not None
+    assert store.of("one") == [kept]
+    assert [one.source[-2:] for one in store.of("two")] == [b"48", b"49"]
