@@ -189,8 +189,8 @@ class RouterSettings(BaseModel):
         default=ByteSize(16 * 1024 * 1024),
         ge=1 << 20,
         le=1 << 36,
-        description="Memory for the texts of programs (inferlets) that clients installed; those that "
-        "were not run for the longest are forgotten beyond it.",
+        description="Memory for the texts of programs (inferlets) that clients installed; beyond it the "
+        "tenant whose programs take most loses the one that it used last the longest ago.",
     )
     responses_bytes: ByteSize = Field(
         default=ByteSize(64 * 1024 * 1024),

@@ -30,12 +30,17 @@ class Errands:
     Args:
         send: Tells the program.
         at_once: Most that are under way.
+        on_end: Called with the call of each that is answered or given up.
     """
 
     def __init__(
-        self, send: Callable[[msgspec.Struct, Sequence[Buffer]], None], at_once: int
+        self,
+        send: Callable[[msgspec.Struct, Sequence[Buffer]], None],
+        at_once: int,
+        on_end: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._send = send
+        self._on_end = on_end
         self._at_once = at_once
         self._turn = asyncio.Semaphore(at_once)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -47,10 +52,12 @@ class Errands:
                 f"{len(self._tasks)} requests and tools are under way or wait: await some of them"
             )
             self._send(CallError(Trouble.BAD_CALL, many).answer(call), ())
+            self._on_end(call)
             return
         task = asyncio.get_running_loop().create_task(self._do(call, errand))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: self._on_end(call))
 
     async def close(self) -> None:
         """Give up all of them."""

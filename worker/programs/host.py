@@ -94,9 +94,9 @@ class RunningProgram:
     def __init__(self, name: str, process: ProgramProcess, errands_at_once: int) -> None:
         self.name = name
         self.process = process
-        self.errands = Errands(process.send, errands_at_once)
         self.ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
         self.calls = CallsUnderWay()
+        self.errands = Errands(process.send, errands_at_once, self.calls.end)
         process.on_gone = self.calls.close
         self._heard: deque[str | None] = deque()
         self._heard_chars = 0
@@ -285,7 +285,8 @@ class ProgramHost:
                 process.send(answer, made)
             case HttpCall(call):
                 body = frames[0] if frames else b""
-                running.errands.begin(call, partial(self._web.ask, message, body))
+                if await self._begin(running, message, frames):
+                    running.errands.begin(call, partial(self._web.ask, message, body))
             case Finished():
                 pass  # the process has taken note
             case CancelCall(_, target):
@@ -298,13 +299,7 @@ class ProgramHost:
         self, running: RunningProgram, message: EngineCall, frames: Sequence[bytes]
     ) -> None:
         """Give a call to the step thread; the program's later calls wait for its grammar, and for room."""
-        calls = running.calls
-        try:
-            has_begun = await calls.begin(message.call, size_of(message, frames, self._facts))
-        except ValueError as error:
-            running.process.send(bad(str(error)).answer(message.call))
-            return
-        if not has_begun:
+        if not await self._begin(running, message, frames):
             return
         constraint = None
         if isinstance(message, GenerateTokens) and message.grammar is not None:
@@ -312,9 +307,20 @@ class ProgramHost:
                 constraint = await self._grammars.compiled(message.grammar)
             except RefusedError as error:
                 running.process.send(bad(f"the grammar: {error.message}").answer(message.call))
-                calls.end(message.call)
+                running.calls.end(message.call)
                 return
         self._put(ProgramCall(running.name, message, frames, constraint))
+
+    async def _begin(
+        self, running: RunningProgram, message: EngineCall | HttpCall, frames: Sequence[bytes]
+    ) -> bool:
+        """Wait until there is room for a call; False where none is wanted any more."""
+        try:
+            size = size_of(message, frames, self._facts)
+            return await running.calls.begin(message.call, size)
+        except ValueError as error:
+            running.process.send(bad(str(error)).answer(message.call))
+            return False
 
     def _text(
         self, message: Encode | Render | Decode, frames: Sequence[bytes]

@@ -1,4 +1,4 @@
-"""A program's calls that are under way at the engine, and what they take of the worker's memory.
+"""A program's calls that are under way at the engine or its host, and what they take of the worker's memory.
 
 Covers how many there may be and how large, with what their answers will take. Does not cover
 carrying them to the engine (`pie.worker.programs.host`).
@@ -18,6 +18,7 @@ from pie.wire.programs import (
     CloseSet,
     EngineCall,
     GenerateTokens,
+    HttpCall,
     ModelFacts,
     OpenSet,
     Rows,
@@ -34,11 +35,11 @@ _DRAWN_BYTES = 64
 """What telling a token takes."""
 
 
-def size_of(call: EngineCall, frames: Sequence[bytes], model: ModelFacts) -> int:
+def size_of(call: EngineCall | HttpCall, frames: Sequence[bytes], model: ModelFacts) -> int:
     """Return what a call and its answer take at most, in bytes."""
     given = sum(len(frame) for frame in frames)
     match call:
-        case OpenSet() | CloseSet() | CancelCall():
+        case OpenSet() | CloseSet() | CancelCall() | HttpCall():
             answer = 0
         case RunPass(_, inputs):
             answer = 0
