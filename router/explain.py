@@ -38,6 +38,8 @@ _MOST_CANDIDATES = 64
 _MOST_SEQUENCES = 64
 _ENTRY_BYTES = 300
 """What an entry takes besides its record, measured with `sys.getsizeof` and rounded up."""
+_MOST_PAGES = 4096
+"""Pages of one request that are looked for under other salts: 65,536 tokens at 16 a page."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -105,6 +107,8 @@ class Explainer:
         self._index = index
         self._secret = secret
         self._ledger = TenantLedger()
+        self._pages_left = 0
+        """Pages of the request that is told that may still be looked for under other salts."""
 
     def record(
         self, request_id: str, path: str, generations: Sequence[Generation], status: int
@@ -114,6 +118,7 @@ class Explainer:
         if not any(generation.history for generation in generations):
             return
         told = generations[:_MOST_SEQUENCES]
+        self._pages_left = _MOST_PAGES
         now_s = time.monotonic()
         record = Explained(
             request_id=request_id,
@@ -202,7 +207,10 @@ class Explainer:
             return self._ledger.pages_of_others(prefix.keys(*root), tag) if self._ledger else 0
         if generation.index != 0 and generation.leader is not None:
             return 0  # The first choice of the prompt says it.
-        keys = Prefix(prefix.ids).keys(*root)
+        # Its own name is made anew for each page, which holds up streams.
+        pages = min(len(prefix.ids) // record.page_tokens, self._pages_left)
+        self._pages_left -= pages
+        keys = Prefix(prefix.ids[: pages * record.page_tokens]).keys(*root)
         pages = max(self._ledger.pages_of_others(keys, tag), self._held_by_anybody(keys))
         self._ledger.note(keys, tag)
         return pages

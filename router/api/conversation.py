@@ -22,8 +22,8 @@ from pydantic_core import PydanticCustomError
 from pie.router.api.tools import MAX_CALLS, MAX_TOOLS, PastCall, Tool
 from pie.router.errors import shown
 
-MAX_MESSAGES = 16_384
-MAX_PARTS = 16_384
+MAX_MESSAGES = 8_192
+MAX_PARTS = 8_192
 _OUR_VARIABLES = ("messages", "tools", "add_generation_prompt", "continue_final_message", "self")
 
 

@@ -10,6 +10,7 @@ import pytest
 from openai import AsyncOpenAI
 from pydantic import SecretStr
 
+from pie.router import explain
 from pie.router.api.explained import Explained
 from pie.router.explain import ExplainStore
 from pie.router.service import RouterService
@@ -90,7 +91,7 @@ async def test_a_request_that_lost_its_worker_tells_of_both(
 
 
 async def test_a_second_tenant_misses_because_it_is_another(
-    cluster: Cluster, http: httpx.AsyncClient
+    cluster: Cluster, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.mock("w0")
     router = await cluster.router(1)
@@ -105,6 +106,22 @@ async def test_a_second_tenant_misses_because_it_is_another(
         record = await explained(http, router, await answered(client, **asked(**extra)))
         assert told(record)[0][0] is reason
         assert bool(record.tenant_tag) is (salt is not None)
+    # Not for more pages than that: the names that they have without a salt are made for it alone.
+    monkeypatch.setattr(explain, "_MOST_PAGES", 2)
+    extra = {"prompt": [[*range(5, 90)], [*range(6, 91)]], "max_tokens": 1}
+    names = []
+    for salt in ("first", "second"):
+        answer = await client.completions.with_raw_response.create(
+            model="mock", extra_body={"cache_salt": salt}, **extra
+        )
+        names.append(answer.headers["x-pie-request-id"])
+    record = await explained(http, router, names[-1])
+    by_tenant = [
+        sum(miss.tokens for miss in one.delivered.misses if miss.reason is MissReason.TENANT)
+        for one in record.sequences
+        if one.delivered is not None
+    ]
+    assert by_tenant == [32, 0]
 
 
 async def test_nothing_of_a_text_or_a_salt_is_kept(
