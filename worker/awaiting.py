@@ -36,6 +36,10 @@ _LOOK_S: Final = 0.5
 """Longest wait for the pool's answer to one look."""
 _LONGEST_S: Final = 60.0
 """No request waits longer, whatever a router says."""
+_PAUSE_S: Final = 1.0
+_LONGEST_PAUSE_S: Final = 60.0
+"""After a wait for nothing nobody waits for so long, and after the next one for twice as long: a pool that
+takes no pages now would cost every request its wait."""
 
 
 @dataclass(eq=False, slots=True)
@@ -77,6 +81,8 @@ class Awaiting:
         self._pages: _Pages | None = None
         self._waiting: list[_Waiting] = []
         self._looking: asyncio.Task[None] | None = None
+        self._paused_until_s = 0.0
+        self._pause_s = _PAUSE_S
 
     def __len__(self) -> int:
         """Return how many requests wait."""
@@ -112,7 +118,8 @@ class Awaiting:
     ) -> bool:
         layout = names.layout
         pages = min(request.await_pages, len(tokens) // layout.page_tokens)
-        if pages < 1 or len(self._waiting) >= self._limit:
+        paused = time.monotonic() < self._paused_until_s
+        if pages < 1 or paused or len(self._waiting) >= self._limit:
             return True
         root = tenant_root(names.model_root, salt=request.salt)
         keys = page_keys(root, tokens[: pages * layout.page_tokens], layout.page_tokens)
@@ -133,6 +140,7 @@ class Awaiting:
                 return wanted
         except TimeoutError:
             self.gave_up += 1
+            self._pause()
             return True
         finally:
             self._waiting.remove(one)
@@ -169,6 +177,13 @@ class Awaiting:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._looking
 
+    def _pause(self) -> None:
+        """Let nobody begin to wait for a while; requests that give up together count as one."""
+        now_s = time.monotonic()
+        if now_s >= self._paused_until_s:
+            self._paused_until_s = now_s + self._pause_s
+            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+
     def _end(self, some: Sequence[_Waiting]) -> None:
         for one in some:
             if not one.over.done():
@@ -200,3 +215,4 @@ class Awaiting:
             there = all(known[page] is LookupStatus.HIT for page in one.pages)
             if there and not one.over.done():
                 one.over.set_result(True)
+                self._pause_s = _PAUSE_S

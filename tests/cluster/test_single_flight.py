@@ -27,7 +27,7 @@ from tests.worker.engine.places import PAGE, Places, model_folder, until, worker
 
 __all__ = ["index_settings", "redis_server", "redis_url", "tokenizer_folder"]
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
 
 PREFIX = [3 + token * 7 % 200 for token in range(55 * PAGE)]
 TAIL = 4
@@ -48,7 +48,7 @@ class Burst:
             await self._start_processes()
         else:
             for name in ("w0", "w1"):
-                await self.places.worker(name)
+                await self.places.worker(name, attention="torch")
         factory = cast(type[RoutingPolicy], RoundRobinRouting)
         self.router = RouterService(
             RouterSettings(port=0),
@@ -67,7 +67,7 @@ class Burst:
                 [
                     *(sys.executable, "-m", "tests.worker.engine.worker_process"),
                     *(name, f"ipc://{self.places.sockets}/{name}"),
-                    worker_settings(self.places.folder).model_dump_json(),
+                    worker_settings(self.places.folder, attention="torch").model_dump_json(),
                     self.places.index.model_dump_json(),
                 ],
                 stdin=subprocess.PIPE,

@@ -18,7 +18,7 @@ from tests.worker.engine.test_models import expect
 
 __all__ = ["index_settings", "redis_server", "redis_url"]
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
 
 PREFIX = [token % 200 for token in range(3, 3 + 40 * PAGE)]
 PROMPT = [*PREFIX, 7, 8, 9]
@@ -37,7 +37,10 @@ async def places(
 
 async def test_pages_that_come_are_loaded_and_not_computed(places: Places) -> None:
     await places.pool()
-    first, second = await places.worker("w0"), await places.worker("w1")
+    first, second = (
+        await places.worker("w0", attention="torch"),
+        await places.worker("w1", attention="torch"),
+    )
     there, here = await places.asker(first), await places.asker(second)
     waiting = [(await here.send(PROMPT, await_pages=PAGES, await_s=30.0))[1] for _ in range(3)]
     await until(lambda: second.status().awaiting == 3)
@@ -55,7 +58,7 @@ async def test_pages_that_come_are_loaded_and_not_computed(places: Places) -> No
 
 async def test_what_does_not_come_is_computed_at_the_limit(places: Places) -> None:
     await places.pool()
-    worker = await places.worker("w0")
+    worker = await places.worker("w0", attention="torch")
     asker = await places.asker(worker)
     answer = await asker.ask(PROMPT, await_pages=PAGES, await_s=0.3, deadline_s=30.0)
     assert answer.refused is None
@@ -64,8 +67,39 @@ async def test_what_does_not_come_is_computed_at_the_limit(places: Places) -> No
     assert (status.awaited, status.awaited_in_vain, status.prefill_tokens) == (0, 1, len(PROMPT))
 
 
+async def test_after_a_wait_for_nothing_nobody_waits_for_a_while(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pie.worker.awaiting.time", clock := Clock())
+    await places.pool()
+    worker = await places.worker("w0", attention="torch")
+    asker = await places.asker(worker)
+    for paused_s in (1.0, 2.0, 4.0):
+        # What it computes itself goes to the pool.
+        first, second = [[int(paused_s), one, *PROMPT] for one in (1, 2)]
+        in_vain = worker.status().awaited_in_vain
+        both = [await asker.send(first, 1, await_pages=PAGES, await_s=0.3) for _ in range(2)]
+        for _, answer in both:
+            await asker.ended(answer)
+        assert worker.status().awaited_in_vain == in_vain + 2
+        clock.now_s += paused_s - 0.1
+        answer = await asker.ask(second, 1, await_pages=PAGES, await_s=60.0)
+        assert answer.refused is None
+        assert worker.status().awaited_in_vain == in_vain + 2, "it did not wait"
+        clock.now_s += 0.2
+
+
+class Clock:
+    """Time that a test lets pass."""
+
+    now_s = 1_000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
 async def test_without_a_pool_nobody_waits(places: Places) -> None:
-    worker = await places.worker("w0", pool=False)
+    worker = await places.worker("w0", pool=False, attention="torch")
     asker = await places.asker(worker)
     answer = await asker.ask(PROMPT, await_pages=PAGES, await_s=600.0)
     expect(tiny_module("llama"), PROMPT, answer)
@@ -74,7 +108,7 @@ async def test_without_a_pool_nobody_waits(places: Places) -> None:
 
 async def test_one_that_is_cancelled_while_it_waits_is_gone(places: Places) -> None:
     await places.pool()
-    worker = await places.worker("w0")
+    worker = await places.worker("w0", attention="torch")
     asker = await places.asker(worker)
     cancelled, _ = await asker.send(PROMPT, await_pages=PAGES, await_s=60.0)
     other = await places.asker(worker)
@@ -91,7 +125,7 @@ async def test_one_that_is_cancelled_while_it_waits_is_gone(places: Places) -> N
 
 async def test_a_worker_that_drains_lets_nobody_wait(places: Places) -> None:
     await places.pool()
-    worker = await places.worker("w0")
+    worker = await places.worker("w0", attention="torch")
     asker = await places.asker(worker)
     _, answer = await asker.send(PROMPT, await_pages=PAGES, await_s=60.0)
     await until(lambda: worker.status().awaiting == 1)
@@ -103,7 +137,7 @@ async def test_a_worker_that_drains_lets_nobody_wait(places: Places) -> None:
 
 async def test_no_more_wait_than_the_queue_has_room_for(places: Places) -> None:
     await places.pool()
-    worker = await places.worker("w0", max_waiting=2)
+    worker = await places.worker("w0", max_waiting=2, attention="torch")
     asker = await places.asker(worker)
     for _ in range(2):
         await asker.send(PROMPT, await_pages=PAGES, await_s=60.0)
@@ -114,7 +148,7 @@ async def test_no_more_wait_than_the_queue_has_room_for(places: Places) -> None:
 
 async def test_a_bad_request_is_refused_at_once(places: Places) -> None:
     await places.pool()
-    worker = await places.worker("w0")
+    worker = await places.worker("w0", attention="torch")
     asker = await places.asker(worker)
     answer = await asker.ask([1, 2, 999_999], await_pages=PAGES, await_s=60.0)
     assert answer.refused is not None
