@@ -4,7 +4,8 @@ Covers a step (schedule, run, finish) and the requests that it serves. Does not 
 sockets (`pie.worker.engine_thread`, `pie.worker.service`): whoever owns an engine calls it from
 one thread.
 
-A failure in a step ends that step's requests, each with its reason, and nothing else. Pages that a
+A failure in a step ends that step's requests, each with its reason, and nothing else; where programs have
+passes in it, those end, and the requests run again without them. Pages that a
 failed pass wrote are not frozen: they are gone with their request.
 """
 

@@ -156,21 +156,21 @@ def check_tokens(tokens: Ints, shape: ModelShape) -> None:
     if len(tokens) > shape.context_tokens:
         raise CallError(
             Trouble.CONTEXT_LENGTH,
-            f"{len(tokens)} tokens do not fit into the model's context of {shape.context_tokens}",
+            f"more tokens than the model's context of {shape.context_tokens} holds",
         )
     if int(tokens.max()) >= shape.vocab_size:
         raise bad(f"token {int(tokens.max())} is not below {shape.vocab_size}")
 
 
-def read_ints(frames: Sequence[bytes]) -> Ints:
-    """Return the numbers in the one frame of a call.
+def read_ints(frames: Sequence[bytes], most: int | None = None) -> Ints:
+    """Return the numbers in the one frame of a call, the first `most` of them.
 
     Raises:
         CallError: There is another number of frames, or it holds no 32-bit numbers.
     """
     if len(frames) != 1 or len(frames[0]) % 4:
         raise bad("the call needs one frame of 32-bit numbers")
-    return np.frombuffer(frames[0], "<u4").astype(np.int64)
+    return np.frombuffer(frames[0], "<u4")[:most].astype(np.int64)
 
 
 def check_drawing(sampling: Sampling) -> None:

@@ -390,7 +390,8 @@ class Roster:
             raise recurrent(f"no token can be taken out of it ({may_ask(self._shape)})")
         match job.call.call:
             case DropSlots():
-                one.drop(read_ints(job.call.frames))
+                # One more than there are says as much as all, of which there may be millions.
+                one.drop(read_ints(job.call.frames, one.next_slot + 1))
             case CompactSet():
                 one.compact(self._memory, now_s)
             case SealSet():
@@ -426,7 +427,7 @@ class Roster:
             nothing = Drawn(message.call, (), "", "cancelled", target.next_slot, len(target.pages))
             self.say(job, msgspec.structs.replace(nothing, cached_tokens=target.cached_tokens))
             return
-        tokens = read_ints(job.call.frames)
+        tokens = read_ints(job.call.frames, self._shape.context_tokens + 1)
         check_tokens(tokens, self._shape)
         check_drawing(message.sampling)
         if message.max_tokens < 1:

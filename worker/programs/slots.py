@@ -233,8 +233,7 @@ class SlotSet(Cells):
         Raises:
             CallError: One was never written, or one is named twice.
         """
-        # One more than there are says as much as all, of which there may be millions.
-        self.check_written(slots[: self.next_slot + 1])
+        self.check_written(slots)
         if len(slots) > self.next_slot:
             raise CallError(Trouble.BAD_CALL, "a slot to drop is named twice")
         gone = np.isin(self.cells, slots)

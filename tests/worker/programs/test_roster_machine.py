@@ -241,4 +241,4 @@ class RosterMachine(RuleBasedStateMachine):
 
 
 TestRoster = RosterMachine.TestCase
-TestRoster.settings = settings(max_examples=60, stateful_step_count=30)
+TestRoster.settings = settings(max_examples=100, stateful_step_count=30)
