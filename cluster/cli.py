@@ -279,15 +279,27 @@ def run(
         str | None,
         typer.Option(help="Run it on a cluster: address of a router, http://HOST:PORT."),
     ] = None,
+    tool: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A function that it may call, FILE.py:function or module:function; may be repeated."
+        ),
+    ] = None,
 ) -> None:
     """Run an inferlet against a model of its own or on a cluster; `pie run PROGRAM.py --help` tells what it takes."""
     with _signals(), sentences():
         flags: dict[Key, tuple[str, object]] = {}
         if model is not None:
             flags["model", "source"] = ("--model", model)
+        if tool:
+            flags["programs", "tools"] = ("--tool", tool)
         loaded = _load(config, flags)
-        from pie.cluster.run import run_program  # noqa: PLC0415
+        from pie.cluster.run import ProgramError, run_program  # noqa: PLC0415
 
+        if tool and at is not None:
+            raise ProgramError(
+                "--tool is for a model of its own: a cluster's tools are its workers' [programs] tools"
+            )
         ended_well = run_program(loaded.config, program, context.args, _report, at)
     raise typer.Exit(0 if ended_well else 1)
 

@@ -18,11 +18,13 @@ from pie.inferlet.errors import (
     OutOfPagesError,
     PassFailedError,
     RecurrentError,
+    ToolFailedError,
 )
 from pie.inferlet.forward import ForwardPass, PassResult, StateGeometry
 from pie.inferlet.generation import Generation
 from pie.inferlet.pipeline import Pipeline
 from pie.inferlet.samplers import Sampler, greedy
+from pie.inferlet.tools import Tool
 from pie.inferlet.web import HttpResponse
 from pie.inferlet.working_set import WorkingSet
 
@@ -50,6 +52,8 @@ __all__ = [
     "RecurrentError",
     "Sampler",
     "StateGeometry",
+    "Tool",
+    "ToolFailedError",
     "WorkingSet",
     "greedy",
     "run",

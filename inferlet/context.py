@@ -20,9 +20,11 @@ from pie.inferlet.generation import Generation
 from pie.inferlet.grammars import grammar_of
 from pie.inferlet.pipeline import Pipeline
 from pie.inferlet.samplers import LogitFunction, Sampler
+from pie.inferlet.tools import Tool
 from pie.inferlet.web import HttpResponse
 from pie.inferlet.working_set import WorkingSet
 from pie.wire.programs import (
+    CallTool,
     ChatTurn,
     Decode,
     Decoded,
@@ -36,6 +38,7 @@ from pie.wire.programs import (
     ModelFacts,
     Render,
     Say,
+    ToolAnswer,
 )
 
 _SCORED_AT_ONCE = 2048
@@ -47,11 +50,15 @@ class Context:
 
     Attributes:
         model: Facts of the model.
+        tools: What the operator lets programs call.
         working_set: Where this conversation's tokens are.
     """
 
-    def __init__(self, connection: Connection, model: ModelFacts) -> None:
+    def __init__(
+        self, connection: Connection, model: ModelFacts, tools: Sequence[Tool] = ()
+    ) -> None:
         self.model = model
+        self.tools = tuple(tools)
         self.working_set = WorkingSet(connection)
         self._connection = connection
         self._turns: list[ChatTurn] = []
@@ -198,7 +205,7 @@ class Context:
 
     def new_context(self) -> Context:
         """Return an empty conversation of its own."""
-        return Context(self._connection, self.model)
+        return Context(self._connection, self.model, self.tools)
 
     def new_working_set(self) -> WorkingSet:
         """Return an empty working set."""
@@ -274,6 +281,24 @@ class Context:
         asked = HttpCall(call, method.upper(), url, tuple(sent.items()))
         data = body.encode() if isinstance(body, str) else body
         return await self._connection.call(call, asked, take, [data])
+
+    async def tool(self, name: str, /, **arguments: object) -> object:
+        """Call one of `tools`, which runs in the host and not in the program; return its result, from JSON.
+
+        Raises:
+            NotAllowedError: There is no such tool.
+            BadCallError: It does not take these arguments.
+            ToolFailedError: It raised, or took too long.
+        """
+
+        def take(message: FromHost, frames: Sequence[bytes]) -> object:
+            assert isinstance(message, ToolAnswer)
+            result: object = msgspec.json.decode(bytes(frames[0]))
+            return result
+
+        call = self._connection.next_call()
+        data = msgspec.json.encode(arguments)
+        return await self._connection.call(call, CallTool(call, name), take, [data])
 
     async def sleep(self, seconds: float) -> None:
         """Do nothing for a while; the program's other tasks go on."""

@@ -11,6 +11,7 @@
     ├── OutOfPagesError        programs hold all the pages that they may
     ├── NotAllowedError        the host does not do this for programs
     ├── HttpFailedError        a server did not answer, or too slowly, or too much
+    ├── ToolFailedError        a tool raised, or took too long
     ├── PassFailedError        the model failed
     ├── HostGoneError          the worker is gone
     ├── NotRunError            a client's: the program could not be run
@@ -76,6 +77,10 @@ class HttpFailedError(InferletError):
     """A server did not answer, or too slowly, or too much."""
 
 
+class ToolFailedError(InferletError):
+    """A tool raised, or took too long."""
+
+
 class PassFailedError(InferletError):
     """The model failed."""
 
@@ -113,6 +118,7 @@ _ERRORS: dict[Trouble, type[InferletError]] = {
     Trouble.NOT_ALLOWED: NotAllowedError,
     Trouble.FAILED: PassFailedError,
     Trouble.HTTP_FAILED: HttpFailedError,
+    Trouble.TOOL_FAILED: ToolFailedError,
 }
 
 

@@ -20,6 +20,7 @@ from pie.inferlet.confine import ProcessLimits, confine
 from pie.inferlet.connection import Connection
 from pie.inferlet.context import Context
 from pie.inferlet.parameters import ProgramTextError, read_program
+from pie.inferlet.tools import tool_of
 from pie.wire.pipe import Pipe
 from pie.wire.programs import Begin, Finished
 
@@ -60,7 +61,7 @@ async def _call(connection: Connection, begin: Begin) -> object:
     lines = begin.source.splitlines(keepends=True)
     linecache.cache[begin.name] = (len(begin.source), None, lines, begin.name)
     exec(compile(begin.source, begin.name, "exec"), module.__dict__)  # noqa: S102 - what it is for
-    context = Context(connection, begin.model)
+    context = Context(connection, begin.model, [tool_of(one) for one in begin.tools])
     result: object = await module.__dict__[begin.entry](context, **values)
     return result
 

@@ -32,6 +32,7 @@ class Trouble(enum.StrEnum):
     NOT_ALLOWED = "not_allowed"
     FAILED = "failed"
     HTTP_FAILED = "http_failed"
+    TOOL_FAILED = "tool_failed"
 
 
 class Rows(enum.StrEnum):
@@ -214,6 +215,13 @@ class HttpCall(msgspec.Struct, frozen=True, tag="http"):
     headers: tuple[tuple[str, str], ...] = ()
 
 
+class CallTool(msgspec.Struct, frozen=True, tag="call_tool"):
+    """Call a tool of the host. One frame: its arguments, a JSON object. Answered by `ToolAnswer`."""
+
+    call: int
+    name: str
+
+
 class Finished(msgspec.Struct, frozen=True, tag="finished"):
     """The program is over; the last thing that it says."""
 
@@ -239,6 +247,7 @@ FromProgram = (
     | Say
     | Listen
     | HttpCall
+    | CallTool
     | Finished
 )
 """Anything that a program says."""
@@ -261,6 +270,16 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     model: ModelFacts
     entry: str = "main"
     """The function to call."""
+    tools: tuple[ToolFacts, ...] = ()
+
+
+class ToolFacts(msgspec.Struct, frozen=True):
+    """What a program may know of a tool."""
+
+    name: str
+    description: str
+    schema: str
+    """JSON Schema of its arguments, an object."""
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
@@ -358,6 +377,12 @@ class HttpAnswer(msgspec.Struct, frozen=True, tag="http_answer"):
     """Names in lower case."""
 
 
+class ToolAnswer(msgspec.Struct, frozen=True, tag="tool_answer"):
+    """What a tool returned. One frame: JSON."""
+
+    call: int
+
+
 class CallFailed(msgspec.Struct, frozen=True, tag="call_failed"):
     """A call was not carried out; nothing was changed by it, but that a recurrent model's state may be lost."""
 
@@ -367,7 +392,18 @@ class CallFailed(msgspec.Struct, frozen=True, tag="call_failed"):
     slot: int | None = None
 
 
-FromHost = Begin | SetState | PassDone | Drawn | Encoded | Decoded | Heard | HttpAnswer | CallFailed
+FromHost = (
+    Begin
+    | SetState
+    | PassDone
+    | Drawn
+    | Encoded
+    | Decoded
+    | Heard
+    | HttpAnswer
+    | ToolAnswer
+    | CallFailed
+)
 """Anything that a host says."""
 
 decode_from_program = msgspec.msgpack.Decoder(FromProgram).decode

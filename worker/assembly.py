@@ -38,6 +38,7 @@ from pie.worker.programs.lane import ProgramLane
 from pie.worker.programs.ledger import PageLedger, StateLedger
 from pie.worker.programs.parking import ParkingLot
 from pie.worker.programs.roster import Roster
+from pie.worker.programs.tools import Toolbox, load_tools
 from pie.worker.runner import Runner
 from pie.worker.scheduler import Limits
 from pie.worker.settings import ModelSettings, ProgramSettings
@@ -208,6 +209,9 @@ def make_host(
         settings: What programs may take.
         put: Hands a command to the step thread.
         grammars: Compiles what programs want answers to match.
+
+    Raises:
+        WorkerError: A tool of theirs cannot be had.
     """
     model, shape = assembly.model, shape_of(assembly.model, assembly.context_tokens)
     facts = ModelFacts(
@@ -222,7 +226,8 @@ def make_host(
         eos_token_ids=tuple(assembly.tokenizer.eos_token_ids),
     )
     template = ChatTemplate.load(model.folder)
-    return ProgramHost(put, assembly.tokenizer, template, facts, settings, grammars)
+    tools = Toolbox(load_tools(settings.tools), settings)
+    return ProgramHost(put, assembly.tokenizer, template, facts, settings, grammars, tools)
 
 
 def shape_of(model: Model, context_tokens: int) -> ModelShape:

@@ -5,6 +5,7 @@
     │   ├── ModelNotFound       no such folder, file or hub id, or it is not a model
     │   ├── UnsupportedModel    Pie would compute it wrongly, or cannot compute it
     │   └── NotEnoughMemory     weights or pages do not fit
+    ├── ToolError               a function cannot be a tool of programs
     └── BatchError              a batch breaks its contract: a bug of the caller
 
 Each says in one sentence what is wrong and, where it can, what to do. Errors of transformers,
@@ -32,6 +33,10 @@ class UnsupportedModel(ModelError):  # noqa: N818
 
 class NotEnoughMemory(ModelError):  # noqa: N818
     """The weights or the pages do not fit into memory."""
+
+
+class ToolError(WorkerError):
+    """A function cannot be a tool of programs."""
 
 
 class BatchError(WorkerError):

@@ -276,7 +276,8 @@ class ProgramSettings(BaseModel):
         default=ByteSize(1 << 20),
         ge=1024,
         le=32 << 20,
-        description="Largest body of a program's HTTP request, and of what it is answered.",
+        description="Largest body of a program's HTTP request, and of what it is answered; and of what it gives "
+        "a tool, and the tool returns.",
     )
     http_timeout_s: float = Field(
         default=30.0, gt=0, le=3600, description="How long a program's HTTP request may take."
@@ -286,4 +287,19 @@ class ProgramSettings(BaseModel):
         ge=1,
         le=256,
         description="HTTP requests of a program that are under way at once.",
+    )
+    tools: tuple[str, ...] = Field(
+        default=(),
+        max_length=256,
+        description="Python functions that programs may call, as `module:function` or `FILE.py:function`; they "
+        "run in the worker's process, with its rights (docs/security.md). None by default.",
+    )
+    tool_timeout_s: float = Field(
+        default=60.0, gt=0, le=86_400, description="How long a call of a tool may take."
+    )
+    tools_at_once: int = Field(
+        default=4,
+        ge=1,
+        le=256,
+        description="Calls of tools by a program that are under way at once.",
     )

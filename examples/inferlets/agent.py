@@ -1,21 +1,23 @@
 """ReAct (Yao et al. 2022): think, use a tool, look at what came, and go on, until there is an answer.
 
 A grammar holds the model to the form, so that every action can be read. The pages of the conversation are parked in
-host memory while the tool works, and are back when it goes on: a slow tool keeps no device memory.
+host memory while the tool works, and are back when it goes on: a slow tool keeps no device memory. Tools are those that
+are granted (`pie run agent.py --tool agent.py:calculate`), which the host runs; without any it has a calculator of its own.
 """
 
 import ast
 import operator
 import re
 
-from pie.inferlet import Context, Sampler
+from pie.inferlet import Context, InferletError, Sampler, Tool
 
 RULES = """Answer the question. Write one line at a time, either
-Action: calculate[an expression, such as 12*(3+4)]
+Action: TOOL[what to give it]
 or, once you know it,
-Answer: the answer"""
-TURN = r"(Action: calculate\[[0-9+*/(). -]{1,40}\]|Answer: [^\n]{1,160})"
-ACTION = re.compile(r"Action: calculate\[(.*)\]")
+Answer: the answer
+The tools:"""
+ANSWER = r"Answer: [^\n]{1,160}"
+ACTION = re.compile(r"Action: (\w+)\[(.*)\]")
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
 
 
@@ -43,26 +45,38 @@ def calculate(text: str) -> str:
         return f"error: {error}"
 
 
+def parameter_of(tool: Tool) -> str | None:
+    """Return the name of what a tool takes, where that is one thing."""
+    match tool.schema.get("properties"):
+        case dict(names) if len(names) == 1:
+            return str(next(iter(names)))
+    return None
+
+
 async def main(
-    ctx: Context,
-    prompt: str,
-    steps: int = 4,
-    max_tokens: int = 64,
-    temperature: float = 0.0,
-    tool_s: float = 0.0,
+    ctx: Context, prompt: str, steps: int = 4, max_tokens: int = 64, temperature: float = 0.0
 ) -> str:
-    """Answer PROMPT with a calculator that takes TOOL_S seconds, in at most STEPS turns."""
-    ctx.system(RULES).user(prompt)
+    """Answer PROMPT with the tools that are granted, or a calculator of its own, in at most STEPS turns."""
+    told = {tool.name: tool.description for tool in ctx.tools if parameter_of(tool)}
+    takes = {tool.name: parameter_of(tool) or "" for tool in ctx.tools if parameter_of(tool)}
+    if not told:
+        told = {"calculate": calculate.__doc__ or ""}
+    listed = "\n".join(f"{name}: {what.splitlines()[0]}" for name, what in told.items() if what)
+    ctx.system(f"{RULES}\n{listed}").user(prompt)
+    action = rf"Action: ({'|'.join(map(re.escape, told))})\[[0-9A-Za-z+*/(). -]{{1,60}}\]"
     for step in range(steps):
-        pattern = TURN if step < steps - 1 else r"Answer: [^\n]{1,160}"
+        pattern = f"({action}|{ANSWER})" if step < steps - 1 else ANSWER
         line = await ctx.generate(Sampler(temperature), max_tokens, regex=pattern)
         await ctx.say(line)
         asked = ACTION.fullmatch(line)
         if asked is None:
             return line.removeprefix("Answer: ")
         await ctx.park()
-        await ctx.sleep(tool_s)
-        seen = calculate(asked[1])
+        try:
+            name, text = asked[1], asked[2]
+            seen = await ctx.tool(name, **{takes[name]: text}) if takes else calculate(text)
+        except InferletError as error:
+            seen = f"error: {error}"
         await ctx.say(f"Observation: {seen}")
         ctx.user(f"Observation: {seen}")
     return "no answer"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -24,8 +25,13 @@ async def main(ctx: Context, prompt: str, max_tokens: int = 5, loud: bool = Fals
     await ctx.user(prompt).generate(greedy(), max_tokens)
     if loud:
         raise ValueError("too loud")
+    if ctx.tools:
+        return await ctx.tool("double", n=21)
     return f"{ctx.working_set.length} slots"
 '''
+
+
+PIE_RUN = (sys.executable, "-m", "pie.cluster", "run")
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +39,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_program_folder(tmp_path_factory.mktemp("run") / "model")
 
 
-def pie_run(folder: Path, model: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def pie_run(
+    folder: Path, model: Path, *words: str, options: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
+    (folder / "tools.py").write_text("def double(n: int) -> int:\n    return 2 * n\n")
     (folder / "program.py").write_text(PROGRAM)
     settings = {
         "PIE_MODEL__DEVICE_KV_BUDGET": "4MiB",
@@ -42,7 +51,7 @@ def pie_run(folder: Path, model: Path, *words: str) -> subprocess.CompletedProce
         "PIE_MODEL__CACHE_FOLDER": str(folder / "cache"),
     }
     return subprocess.run(
-        [sys.executable, "-m", "pie.cluster", "run", "--model", str(model), "program.py", *words],
+        [*PIE_RUN, "--model", str(model), *options, "program.py", *words],
         cwd=folder,
         env=environment(folder, settings),
         capture_output=True,
@@ -66,6 +75,18 @@ def test_a_program_that_raises_shows_its_line_and_ends_with_1(tmp_path: Path, mo
     assert done.returncode == 1
     assert 'File "program.py", line 11, in main' in done.stderr
     assert "ValueError: too loud" in done.stderr
+
+
+def test_a_tool_that_is_granted_is_called(tmp_path: Path, model: Path) -> None:
+    tool = ("--tool", "tools.py:double")
+    done = pie_run(tmp_path, model, "--prompt", "Hello", options=tool)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "42"
+    at = pie_run(
+        tmp_path, model, "--prompt", "Hello", options=(*tool, "--at", "http://127.0.0.1:1")
+    )
+    assert at.returncode == 2
+    assert "a cluster's tools are its workers' [programs] tools" in at.stderr
 
 
 def test_help_and_mistakes_come_before_any_model_is_loaded(tmp_path: Path) -> None:

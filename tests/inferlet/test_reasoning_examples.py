@@ -130,9 +130,7 @@ async def test_a_tree_of_thought_goes_on_with_the_best_thought(local: LocalEngin
 
 @pytest.mark.asyncio(loop_scope="session")
 async def test_an_agent_uses_its_tool_and_reads_what_came(local: LocalEngine) -> None:
-    ran = await run(
-        local, source("agent"), prompt="What is 6 times 7?", steps=3, temperature=1.5, tool_s=0.01
-    )
+    ran = await run(local, source("agent"), prompt="What is 6 times 7?", steps=3, temperature=1.5)
     calculate = runpy.run_path(str(PROGRAMS / "agent.py"))["calculate"]
     for line, seen in zip(ran.said, ran.said[1:], strict=False):
         if action := re.fullmatch(r"Action: calculate\[(.*)\]", line):

@@ -27,6 +27,7 @@ from pie.wire.frames import Buffer
 from pie.wire.programs import (
     Begin,
     CallFailed,
+    CallTool,
     CancelCall,
     Decode,
     Decoded,
@@ -57,6 +58,7 @@ from pie.worker.programs.commands import (
 from pie.worker.programs.conversation import Conversations
 from pie.worker.programs.errands import Errands
 from pie.worker.programs.process import Ended, EndReason, ProgramProcess
+from pie.worker.programs.tools import Toolbox
 from pie.worker.programs.trouble import CallError
 from pie.worker.programs.under_way import CallsUnderWay, size_of
 from pie.worker.programs.web import Web
@@ -91,12 +93,15 @@ class ProgramToRun:
 class RunningProgram:
     """One program that runs. Await `ended`."""
 
-    def __init__(self, name: str, process: ProgramProcess, errands_at_once: int) -> None:
+    def __init__(
+        self, name: str, process: ProgramProcess, http_at_once: int, tools_at_once: int
+    ) -> None:
         self.name = name
         self.process = process
         self.ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
         self.calls = CallsUnderWay()
-        self.errands = Errands(process.send, errands_at_once, self.calls.end)
+        self.errands = Errands(process.send, http_at_once, self.calls.end)
+        self.tool_errands = Errands(process.send, tools_at_once, self.calls.end)
         process.on_gone = self.calls.close
         self._heard: deque[str | None] = deque()
         self._heard_chars = 0
@@ -144,6 +149,7 @@ class ProgramHost:
         facts: What programs may know of the model.
         settings: Limits.
         grammars: Compiles what answers must match.
+        tools: What programs may call; closed with the host.
     """
 
     def __init__(
@@ -154,8 +160,10 @@ class ProgramHost:
         facts: ModelFacts,
         settings: ProgramSettings,
         grammars: GrammarQueue,
+        tools: Toolbox | None = None,
     ) -> None:
         self._put = put
+        self._tools = tools or Toolbox((), settings)
         self._grammars = grammars
         self._tokenizer = tokenizer
         self._conversations = Conversations(tokenizer, template)
@@ -195,12 +203,17 @@ class ProgramHost:
         number = f"program-{next(self._numbers)}"
         process = ProgramProcess(self._settings, on_output)
         running = self._programs[number] = RunningProgram(
-            number, process, self._settings.http_at_once
+            number, process, self._settings.http_at_once, self._settings.tools_at_once
         )
         self._put(ProgramBegan(number, program.salt, program.tenant_tag))
         try:
             begin = Begin(
-                program.name, program.source, dict(program.arguments), self._facts, program.entry
+                program.name,
+                program.source,
+                dict(program.arguments),
+                self._facts,
+                program.entry,
+                self._tools.facts,
             )
             await process.start(begin)
         except BaseException:
@@ -234,6 +247,7 @@ class ProgramHost:
         if self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._web.close()
+        await self._tools.close()
 
     async def _serve(self, running: RunningProgram, on_said: Callable[[str], None]) -> None:
         process = running.process
@@ -255,6 +269,7 @@ class ProgramHost:
         # Its pages go first: nobody else waits for a process to be gone.
         self._put(ProgramEnded(running.name))
         await running.errands.close()
+        await running.tool_errands.close()
         try:
             ended = await process.ended()
         except Exception:
@@ -287,6 +302,10 @@ class ProgramHost:
                 body = frames[0] if frames else b""
                 if await self._begin(running, message, frames):
                     running.errands.begin(call, partial(self._web.ask, message, body))
+            case CallTool(call):
+                given = frames[0] if frames else b"{}"
+                if await self._begin(running, message, frames):
+                    running.tool_errands.begin(call, partial(self._tools.call, message, given))
             case Finished():
                 pass  # the process has taken note
             case CancelCall(_, target):
@@ -312,7 +331,10 @@ class ProgramHost:
         self._put(ProgramCall(running.name, message, frames, constraint))
 
     async def _begin(
-        self, running: RunningProgram, message: EngineCall | HttpCall, frames: Sequence[bytes]
+        self,
+        running: RunningProgram,
+        message: EngineCall | HttpCall | CallTool,
+        frames: Sequence[bytes],
     ) -> bool:
         """Wait until there is room for a call; False where none is wanted any more."""
         try:

@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Sequence
 
 from pie.wire.programs import (
+    CallTool,
     CancelCall,
     CloseSet,
     EngineCall,
@@ -35,11 +36,13 @@ _DRAWN_BYTES = 64
 """What telling a token takes."""
 
 
-def size_of(call: EngineCall | HttpCall, frames: Sequence[bytes], model: ModelFacts) -> int:
+def size_of(
+    call: EngineCall | HttpCall | CallTool, frames: Sequence[bytes], model: ModelFacts
+) -> int:
     """Return what a call and its answer take at most, in bytes."""
     given = sum(len(frame) for frame in frames)
     match call:
-        case OpenSet() | CloseSet() | CancelCall() | HttpCall():
+        case OpenSet() | CloseSet() | CancelCall() | HttpCall() | CallTool():
             answer = 0
         case RunPass(_, inputs):
             answer = 0
