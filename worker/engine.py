@@ -185,7 +185,7 @@ class Engine:
     def run_programs(self, lane: ProgramLane) -> None:
         """Run users' programs too from now on."""
         self._programs = lane
-        lane.on_new_page = self._put_store
+        lane.roster.on_new_page = self._put_store
         lane.load_wish, lane.load = self._load_wish, self._load
 
     def handle(self, command: Command) -> None:

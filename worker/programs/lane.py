@@ -30,7 +30,6 @@ from pie.worker.programs.roster import Job, Roster
 from pie.worker.programs.run import Run
 from pie.worker.programs.trouble import CallError
 from pie.worker.sampling import draw
-from pie.worker.stores import PageToStore
 
 log = logging.getLogger("pie.worker.programs.lane")
 
@@ -69,8 +68,6 @@ class ProgramLane:
         self._ledger = ledger
         self._page_tokens = page_tokens
         self._max_rows = max_rows
-        self.on_new_page: Callable[[PageToStore], None] = lambda _: None
-        """Told of pages and snapshots that were frozen and that nobody held before."""
         self.load_wish: Callable[[ProgramLoad], int] = lambda _: 0
         """Says how many pages to load rather than compute."""
         self.load: Callable[[ProgramLoad], None] = lambda _: None
@@ -162,9 +159,8 @@ class ProgramLane:
                 run.set.lose_state()
                 self._broke(chunk.job, error)
                 continue
-            for page in run.set.new_pages:
-                self.on_new_page(page)
-            run.set.new_pages.clear()
+            for page in run.set.take_new_pages():
+                self.roster.on_new_page(page)
             if not run.left and run.row is not None:
                 drawing.append((chunk, output.rows[at_output].stop - 1))
         self._draw(drawing, output.logits)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -66,6 +66,7 @@ from pie.worker.programs.run import Run
 from pie.worker.programs.slots import SlotMemory, SlotSet
 from pie.worker.programs.trouble import CallError, recurrent
 from pie.worker.sampling import SamplingRow
+from pie.worker.stores import PageToStore
 
 log = logging.getLogger("pie.worker.programs.roster")
 
@@ -170,6 +171,8 @@ class Roster:
         self._page_tokens = page_tokens
         self._vocabulary = vocabulary
         self._answers: list[ProgramAnswer] = []
+        self.on_new_page: Callable[[PageToStore], None] = lambda _: None
+        """Told of pages and snapshots that were frozen and that nobody held before."""
         self._failed: list[Job] = []
         self._numbers = 0
 
@@ -383,6 +386,8 @@ class Roster:
             one = job.program.sets.get(number)
             if one is not None:
                 one.bring_back(self._lot, now_s)
+                for page in one.take_new_pages():
+                    self.on_new_page(page)
 
     def _change(self, job: Job, one: SlotSet, now_s: float) -> None:
         """Do what a call asks that is about one set, and tell how it is then."""

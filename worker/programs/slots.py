@@ -365,6 +365,11 @@ class SlotSet(Cells):
         lot.drop(parked)
         self._parked = None
 
+    def take_new_pages(self) -> list[PageToStore]:
+        """Return the pages and snapshots that were frozen since the last call, and that nobody held before."""
+        new, self.new_pages = self.new_pages, []
+        return new
+
     def leave(self, lot: ParkingLot) -> None:
         """Let go of all pages, parked ones too."""
         if self._parked is not None:

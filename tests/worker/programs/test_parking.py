@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from pie.tokens.tokenizer import Tokenizer
-from pie.wire.programs import CloseSet, ParkSet, Rows, SetState, Trouble
+from pie.wire.programs import CloseSet, ParkSet, Rows, SealSet, SetState, Trouble
+from pie.worker.stores import PageToStore
 from tests.support.models import VOCAB_SIZE, tiny_model
 from tests.worker.engine.conftest import one_thread, tokenizer, tokenizer_folder  # noqa: F401
 from tests.worker.programs.lane_driver import Failed, LaneDriver
@@ -87,6 +88,19 @@ def test_a_pure_set_comes_back_under_its_keys(driver: LaneDriver) -> None:
     assert driver.held(2).cached_tokens == 32
     # All five pages are shared; one more holds what came after them.
     assert len(driver.ledger) == 6
+
+
+def test_what_comes_back_under_keys_that_nobody_held_is_told_at_once(driver: LaneDriver) -> None:
+    told: list[PageToStore] = []
+    driver.feed(1, text(4 * PAGE, 1))
+    park(driver, 1)
+    overwrite(driver)
+    assert driver.engine._programs is not None
+    driver.engine._programs.roster.on_new_page = told.append
+    driver.state(SealSet(driver.number(), 1))
+    assert len(told) == 4
+    driver.feed(1, text(PAGE, 2))
+    assert len({one.page.key for one in told}) == len(told) == 5, "no page is told twice"
 
 
 def test_a_parked_fork_leaves_the_other_what_they_share(driver: LaneDriver) -> None:
