@@ -14,7 +14,6 @@ from functools import partial
 from typing import Protocol
 
 import msgspec
-from blake3 import blake3
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -39,7 +38,7 @@ from pie.router.endpoint import Endpoint, Handler
 from pie.router.errors import ApiError, invalid, model_not_found, shown, unavailable
 from pie.router.exchange import BodyBudget, Exchange
 from pie.router.gate import Gate
-from pie.router.generation import Order
+from pie.router.generation import Order, derived_seed
 from pie.router.inferlets import Inferlets
 from pie.router.likeliest import Likeliest
 from pie.router.metrics import RouterMetrics
@@ -246,13 +245,14 @@ class RouterApp:
         with self._gate.enter(body.sequences), exchange.caller.enter(body.sequences):
             calling = Calling(body, model.prompts)
             grammar = calling.grammar(body.grammar())
-            prompt = await model.prompts.conversation(
+            making = model.prompts.conversation(
                 conversation(body),
                 model=model.name,
                 salt=exchange.caller.salt(body.cache_salt),
                 context_tokens=model.context_tokens,
                 keep=body.kept_tokens(model.context_tokens),
             )
+            prompt = await exchange.in_time(making)
             await self._generate(
                 exchange,
                 body,
@@ -282,7 +282,7 @@ class RouterApp:
         sequences = body.sequences * len(body.prompts)
         with self._gate.enter(sequences), exchange.caller.enter(sequences):
             keep = body.kept_tokens(model.context_tokens)
-            prompts = [await _plain(model, asked, keep) for asked in body.prompts]
+            prompts = await exchange.in_time(_plain(model, body.prompts, keep))
             spelled: Sequence[str | Sequence[int]] = body.prompts if body.echo else ()
             echoes = [
                 _echo(model, asked, prompt) for asked, prompt in zip(spelled, prompts, strict=False)
@@ -338,7 +338,7 @@ class RouterApp:
             sampling = msgspec.structs.replace(sampling, logprobs=logprobs or 0)
         # Without a seed of its own, a stream that is resumed could not go on with the same draws.
         seed = secrets.randbits(_SEED_BITS) if sampling.seed is None else sampling.seed
-        seeds = [_derived(seed, choice) for choice in range(choices)]
+        seeds = [derived_seed(seed, choice) for choice in range(choices)]
         samplings = [msgspec.structs.replace(sampling, seed=seed) for seed in seeds]
         place = self._place(exchange.header(_PLACE_HEADER))
         grammar_param, wanted = grammar or (None, None)
@@ -449,15 +449,19 @@ class RouterApp:
         await exchange.respond_json(200, self._document)
 
 
-async def _plain(model: ServedModel, asked: str | Sequence[int], keep: int | None) -> Prompt:
-    """Return one prompt of several; streams have a turn before each."""
-    await asyncio.sleep(0)
-    context_tokens = model.context_tokens
-    if isinstance(asked, str):
-        return await model.prompts.text(asked, context_tokens=context_tokens, keep=keep)
-    return model.prompts.tokens(
-        asked, context_tokens=context_tokens, vocab_size=model.vocab_size, keep=keep
-    )
+async def _plain(
+    model: ServedModel, prompts: Sequence[str | Sequence[int]], keep: int | None
+) -> list[Prompt]:
+    """Return prompts that are no conversations; streams have a turn before each."""
+    maker, room, made = model.prompts, model.context_tokens, []
+    for asked in prompts:
+        await asyncio.sleep(0)
+        if isinstance(asked, str):
+            made.append(await maker.text(asked, context_tokens=room, keep=keep))
+        else:
+            size = model.vocab_size
+            made.append(maker.tokens(asked, context_tokens=room, vocab_size=size, keep=keep))
+    return made
 
 
 def _echo(model: ServedModel, asked: str | Sequence[int], prompt: Prompt) -> Echo:
@@ -485,14 +489,6 @@ def _room(
             "context_length_exceeded",
         )
     return asked or min(default or room, room)
-
-
-def _derived(seed: int, choice: int) -> int:
-    """Return the seed of a choice; the first one's is the request's own."""
-    if choice == 0:
-        return seed
-    digest = blake3(f"pie/choice/{seed}/{choice}".encode()).digest(8)
-    return int.from_bytes(digest, "little") >> 1
 
 
 def _listed(model: ServedModel) -> Model:

@@ -9,18 +9,20 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import TypeVar
 
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
 from pie.router.access import ANYBODY
-from pie.router.errors import ApiError, overloaded, shown
+from pie.router.errors import ApiError, overloaded, server_error, shown
 from pie.router.settings import RouterSettings
 from pie.router.sse import DONE, event
 
 JSON = "application/json"
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+T = TypeVar("T")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -73,6 +75,7 @@ class Exchange:
         self.scope = scope
         self.request_id = secrets.token_hex(12)
         """Names the request in its answer, in logs and at workers; nobody else has it."""
+        self.arrived_s = time.monotonic()
         self.status = 0
         """Of the answer; 0 until it has begun."""
         self.caller = ANYBODY
@@ -130,6 +133,19 @@ class Exchange:
                     return parts[0] if len(parts) == 1 else b"".join(parts)
         finally:
             self._bodies.give_back(size)
+
+    async def in_time(self, work: Awaitable[T]) -> T:
+        """Return what comes of `work`, such as a prompt that waits for a thread, while the request has time.
+
+        Raises:
+            ApiError: 504; the work is given up, if it has not begun.
+        """
+        limit_s = self._settings.request_timeout_s
+        try:
+            async with asyncio.timeout(limit_s - (time.monotonic() - self.arrived_s)):
+                return await work
+        except TimeoutError:
+            raise server_error(f"No full answer within {limit_s:g} s.", "timeout", 504) from None
 
     async def watch(self, gone: Callable[[], None]) -> None:
         """Call `gone` when the client hangs up; the body must have been read."""

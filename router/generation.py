@@ -12,6 +12,8 @@ import time
 from array import array
 from dataclasses import dataclass
 
+from blake3 import blake3
+
 from pie.page.events import PlaceId
 from pie.page.key import RootKey
 from pie.router.choice import Chosen
@@ -202,3 +204,11 @@ class Generation:
     def _end(self, ending: Ending) -> None:
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(ending)
+
+
+def derived_seed(seed: int, choice: int) -> int:
+    """Return the seed of a choice; the first one's is the request's own."""
+    if choice == 0:
+        return seed
+    digest = blake3(f"pie/choice/{seed}/{choice}".encode()).digest(8)
+    return int.from_bytes(digest, "little") >> 1

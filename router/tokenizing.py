@@ -71,16 +71,18 @@ class Tokenizing:
         model = self._model(body.model)
         with self._gate.enter(1), exchange.caller.enter(1):
             if isinstance(body, TokenizeConversation):
-                prompt = await model.prompts.conversation(
+                making = model.prompts.conversation(
                     conversation(body),
                     model=model.name,
                     salt=exchange.caller.salt(None),
                     context_tokens=_ROOM,
                 )
+                prompt = await exchange.in_time(making)
                 ids = prompt.ids.tolist()
             else:
-                ids = await model.prompts.encode(
-                    body.prompt, add_special_tokens=body.add_special_tokens is not False
+                added = body.add_special_tokens is not False
+                ids = await exchange.in_time(
+                    model.prompts.encode(body.prompt, add_special_tokens=added)
                 )
             if len(ids) > _MOST_TOLD:
                 param = "messages" if isinstance(body, TokenizeConversation) else "prompt"
@@ -90,8 +92,8 @@ class Tokenizing:
                     "too_large",
                 )
             names = bool(body.return_token_strs)
-            content = await model.prompts.run(
-                len(ids) > _PIECE, lambda: _told(model, ids, names=names)
+            content = await exchange.in_time(
+                model.prompts.run(len(ids) > _PIECE, lambda: _told(model, ids, names=names))
             )
         await exchange.respond(200, content)
 

@@ -27,6 +27,7 @@ _NONE_OF: Mapping[str, Sequence[object]] = {
     "n": (1,),
     "stop": ([], ""),
     "logprobs": (False,),
+    "prompt_logprobs": (),
     "top_logprobs": (0,),
 }
 """What a response has none of, with values that ask for nothing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from pie.router import tokenizing
 from pie.router.api.tokens import Tokenized
 from pie.tokens.tokenizer import Tokenizer
-from tests.router.conftest import Cluster
+from tests.router.conftest import WAIT_S, Cluster
 
 MESSAGES: Any = [{"role": "user", "content": "Why is the sky blue?"}]
 
@@ -74,3 +75,32 @@ async def test_ids_are_those_that_a_worker_gets_and_their_text_comes_back(
         wrong = await post(path, **body)
         assert 400 <= wrong["status"] < 500
         assert wrong["error"]["param"] == param
+
+
+async def test_a_prompt_that_gets_no_thread_waits_no_longer_than_a_request_may_take(
+    cluster: Cluster, http: httpx.AsyncClient
+) -> None:
+    cluster.mock("w0")
+    router = await cluster.router(1, request_timeout_s=0.5)
+    free, begun = threading.Event(), threading.Semaphore(0)
+
+    def hold() -> None:
+        begun.release()
+        free.wait(WAIT_S)
+
+    held = [router._threads.submit(hold) for _ in range(2)]
+    try:
+        for _ in held:
+            await asyncio.to_thread(begun.acquire)
+        long = "a b " * 40_000
+        for path, body in (
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": long}]}),
+            ("/v1/completions", {"prompt": long}),
+            ("/tokenize", {"prompt": long}),
+            ("/tokenize", {"messages": [{"role": "user", "content": long}]}),
+        ):
+            answer = await http.post(router.url + path, json={"model": "mock"} | body)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout"), path
+        assert router.status().in_flight == 0
+    finally:
+        free.set()
