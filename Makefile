@@ -4,7 +4,7 @@
 #   TORCH_INDEX=URL     where else to look for torch. On Linux, PyPI's build is for CUDA and takes several
 #                       GB; a machine without a GPU wants https://download.pytorch.org/whl/cpu
 #   PEERS=FOLDER        where `make bench-peers` installs other engines (3.5 GB)
-#   TRACE=FILE          a trace in Mooncake's format for `make bench-policies` and `bench-routing`
+#   TRACE=FILE          a trace in Mooncake's format for `make bench-policies`, `bench-routing` and `soak`
 #   ARGS="…"            passed on to `pie`, pytest or the benchmarks
 
 PYTHON ?= python3
@@ -54,7 +54,7 @@ test: check  ## The gate and every test but the soak (ARGS: what pytest takes)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
 
 soak: $(STAMP)  ## The tests that run for minutes
-	$(BIN)/python -m pytest -m soak $(ARGS)
+	PIE_TRACE=$(TRACE) $(BIN)/python -m pytest -m soak $(ARGS)
 
 bench: $(STAMP)  ## Run the benchmarks
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -152,21 +152,17 @@ class MockEngine:
         """Whether nothing is left to do."""
         return self._scheduler.is_empty
 
-    def take_step(self) -> bool:
-        """Say whether a step under way has ended, since this was asked last, that a router is told of.
+    def take_load(self) -> Load | None:
+        """Return how busy it was at the end of the latest step that brought tokens; None if that was told.
 
-        Steps that are alike are taken at once here; a worker tells of each that brings tokens, and of the
-        first one after a request has come.
+        Steps that are alike are taken at once here; a worker tells its router with the tokens of each.
         """
         steps = self._under_way
-        if steps is None:
-            return False
+        if steps is None or not steps.decode:
+            return None
         passed, told = steps.passed(self._clock.now_s()), steps.told
         steps.told = passed
-        if passed == told or not (steps.decode or self._told != self._submitted):
-            return False
-        self._told = self._submitted
-        return True
+        return self.load() if passed > told else None
 
     @property
     def context_tokens(self) -> int:

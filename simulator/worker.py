@@ -127,8 +127,9 @@ class SimulatedWorker:
 
     def tell_load(self) -> None:
         """Tell the router what a worker would have told it by now, with the tokens of its latest step."""
-        if self.engine.take_step():
-            self.books.told_load(self.engine.load())
+        load = self.engine.take_load()
+        if load is not None:
+            self.books.told_load(load)
 
     def _reported(self, deltas: Many[TokenDelta], load: Load) -> None:
         self.books.told_load(load)
