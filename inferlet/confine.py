@@ -83,8 +83,8 @@ def _limit(limits: ProcessLimits) -> None:
         (resource.RLIMIT_FSIZE, 0),
     ):
         resource.setrlimit(what, (value, value))
-    # SIGXCPU first, which says why; SIGKILL a second later, for who ignores it.
-    resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu_s, limits.cpu_s + 1))
+    # SIGXCPU first, which says why. Who ignores it is ended by its host, and by SIGKILL where there is none.
+    resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu_s, limits.cpu_s + 5))
 
 
 def _give_up_root(libc: ctypes.CDLL) -> None:

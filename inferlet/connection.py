@@ -8,20 +8,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Generic, TypeVar
 
 import msgspec
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from pie.inferlet.errors import HostGoneError, InferletError, error_of
-from pie.wire.errors import PeerGone, WireError
+from pie.inferlet.errors import BadCallError, HostGoneError, InferletError, error_of
+from pie.wire.errors import MessageTooLarge, PeerGone, WireError
 from pie.wire.frames import Buffer
-from pie.wire.pipe import Pipe
-from pie.wire.programs import Begin, CallFailed, Drawn, FromHost, decode_from_host
+from pie.wire.pipe import Pipe, encode
+from pie.wire.programs import (
+    Begin,
+    CallFailed,
+    Drawn,
+    FromHost,
+    Trouble,
+    decode_from_host,
+    decode_from_program,
+)
 
-_CLOSES_S = 5.0
+_CLOSES_S = 600.0
+"""Longest wait for a host to read what was sent last; it has limits of its own, and ends this process by them."""
+_MOST_NUMBER = (1 << 32) - 1
 Answer = tuple[FromHost, Sequence[bytes]]
 Learn = Callable[[FromHost, Sequence[bytes]], None]
 _T = TypeVar("_T")
@@ -50,7 +60,12 @@ class Pending(Generic[_T]):
 
     async def _wait(self) -> _T:
         self._connection.claim(self._future)
-        message, frames = await self._future
+        try:
+            message, frames = await self._future
+        except InferletError:
+            # What went wrong before may be why this did too.
+            self._connection.raise_unclaimed()
+            raise
         self._connection.raise_unclaimed()
         return self._take(message, frames)
 
@@ -110,8 +125,12 @@ class Connection:
         return self._last_set
 
     def tell(self, message: msgspec.Struct, frames: Sequence[Buffer] = ()) -> None:
-        """Send what is not answered."""
-        self._pipe.send(message, frames)
+        """Send what is not answered.
+
+        Raises:
+            BadCallError: It cannot be meant: something is of another type, or it is too large.
+        """
+        self._send(message, frames)
 
     def call(
         self,
@@ -129,12 +148,15 @@ class Connection:
             take: Makes the result of its answer, for who waits for it.
             frames: Of the message.
             learn: Called with the answer as it comes, also where the call failed.
+
+        Raises:
+            BadCallError: It cannot be meant: something is of another type, or it is too large.
         """
+        self._send(message, frames, number, learn)
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
         if learn is not None:
             self._learn[number] = learn
-        self._pipe.send(message, frames)
         return Pending(self, future, take)
 
     def stream(
@@ -144,11 +166,15 @@ class Connection:
         frames: Sequence[Buffer] = (),
         learn: Learn | None = None,
     ) -> DrawnStream:
-        """Send a call that is answered bit by bit; `learn` is called with its last answer as it comes."""
+        """Send a call that is answered bit by bit; `learn` is called with its last answer as it comes.
+
+        Raises:
+            BadCallError: See `call`.
+        """
+        self._send(message, frames, number, learn)
         queue = self._streams[number] = asyncio.Queue()
         if learn is not None:
             self._learn[number] = learn
-        self._pipe.send(message, frames)
         return DrawnStream(queue)
 
     async def drain(self) -> None:
@@ -179,6 +205,24 @@ class Connection:
                 async with asyncio.timeout(_CLOSES_S):
                     await self._reader
         self._pipe.close()
+
+    def _send(
+        self,
+        message: msgspec.Struct,
+        frames: Sequence[Buffer],
+        number: int = 0,
+        learn: Learn | None = None,
+    ) -> None:
+        """Send what the host will take; with what it would not, it would end the program."""
+        try:
+            decode_from_program(encode(message))
+            self._pipe.send(message, frames)
+        except (TypeError, ValueError, OverflowError, RecursionError, MessageTooLarge) as error:
+            # Those of msgspec are ValueErrors, and so is text that cannot be written in UTF-8.
+            reason = f"{type(message).__name__} cannot be sent: {error}"
+            if learn is not None:
+                learn(CallFailed(number, Trouble.BAD_CALL, reason), ())
+            raise BadCallError(reason) from error
 
     async def _read(self) -> None:
         try:
@@ -224,7 +268,29 @@ class Connection:
             self._claimed.discard(future)
 
 
-def u32(numbers: ArrayLike) -> Buffer:
-    """Return numbers as a frame."""
-    array = np.ascontiguousarray(np.asarray(numbers).reshape(-1), "<u4")
-    return array.tobytes()
+def whole(numbers: ArrayLike | Iterable[int], what: str) -> NDArray[np.int64]:
+    """Return numbers of tokens, slots or positions, `what` they are called.
+
+    Raises:
+        BadCallError: One of them is no whole number, or does not fit into 32 bits.
+    """
+    try:
+        array = np.asarray(numbers if isinstance(numbers, np.ndarray) else list(numbers))  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError) as error:
+        raise BadCallError(f"{what} are whole numbers: {error}") from error
+    if array.size and array.dtype.kind not in "iu":
+        raise BadCallError(f"{what} are whole numbers, not {array.dtype}")
+    flat = array.reshape(-1)
+    wrong = flat[(flat < 0) | (flat > _MOST_NUMBER)]
+    if wrong.size:
+        raise BadCallError(f"{what} are from 0 to {_MOST_NUMBER}, not {int(wrong[0])}")
+    return flat.astype(np.int64)
+
+
+def u32(numbers: ArrayLike | Iterable[int], what: str = "numbers") -> Buffer:
+    """Return numbers as a frame.
+
+    Raises:
+        BadCallError: See `whole`.
+    """
+    return np.ascontiguousarray(whole(numbers, what), "<u4").tobytes()

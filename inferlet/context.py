@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from pie.inferlet.connection import Connection, u32
+from pie.inferlet.connection import Connection, u32, whole
 from pie.inferlet.errors import BadCallError, InferletError
 from pie.inferlet.forward import Floats, ForwardPass
 from pie.inferlet.generation import Generation
@@ -90,7 +90,7 @@ class Context:
         """Add raw tokens, without a template."""
         if self._rendered < len(self._turns):
             raise BadCallError("fill(tokens) after turns: generate an answer to them first")
-        self._pending += [int(token) for token in tokens]
+        self._pending += whole(tokens, "tokens").tolist()
         return self
 
     async def take_tokens(self) -> list[int]:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pie.inferlet.connection import u32
+from pie.inferlet.connection import u32, whole
 from pie.inferlet.errors import BadCallError
 from pie.inferlet.samplers import Sampler
 from pie.inferlet.slot_steps import SlotStep
@@ -75,7 +75,7 @@ class ForwardPass:
         self._write = geometry.write
         self._read: NDArray[np.int64] | None = None
         if geometry.read is not None:
-            self._read = np.asarray(geometry.read, np.int64)
+            self._read = whole(geometry.read, "slots")
         self._tokens: list[int] = []
         self._embeddings: Floats | None = None
         self._positions: NDArray[np.int64] | None = None
@@ -104,9 +104,9 @@ class ForwardPass:
             self._tokens = [0] * len(tokens)
         else:
             self._embeddings = None
-            self._tokens = [int(token) for token in tokens]
+            self._tokens = whole(tokens, "tokens").tolist()
         if positions is not None:
-            self._positions = np.fromiter(positions, np.int64)
+            self._positions = whole(positions, "positions")
         return self
 
     def mask(self, allowed: ArrayLike | Iterable[int]) -> ForwardPass:
@@ -120,8 +120,10 @@ class ForwardPass:
         array = allowed if isinstance(allowed, np.ndarray) else np.asarray(list(allowed))  # type: ignore[arg-type]
         if array.dtype == np.bool_:
             self._mask = array
+        elif array.ndim > 1:
+            raise BadCallError(f"a mask of {array.ndim} axes holds booleans, not {array.dtype}")
         else:
-            self._read = array.astype(np.int64).reshape(-1)
+            self._read = whole(array, "slots")
         return self
 
     def scores(self, window: int = 1) -> ForwardPass:
@@ -146,7 +148,7 @@ class ForwardPass:
             tokens: One to follow each of the last inputs: the log-probability of each is wanted.
             top: So many of the likeliest tokens to follow the last input.
         """
-        self._targets, self._top = [int(token) for token in tokens], top
+        self._targets, self._top = whole(tokens, "tokens").tolist(), top
         return self
 
     def sample(self, sampler: Sampler, drawn: int = 0) -> ForwardPass:

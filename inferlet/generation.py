@@ -102,10 +102,9 @@ class Generation:
             ignore_eos=self._ignore_eos,
             grammar=self._grammar,
         )
+        frames = [u32(tokens)]
         step = one.generate()
-        stream = connection.stream(
-            call, message, [u32(tokens)], lambda end, _: one.generated(step, end)
-        )
+        stream = connection.stream(call, message, frames, lambda end, _: one.generated(step, end))
 
         async def take() -> str:
             try:

@@ -71,6 +71,8 @@ def read_program(source: str, name: str = "the program", entry: str = "main") ->
     """
     try:
         tree = ast.parse(source)
+    except (MemoryError, RecursionError) as error:
+        raise ProgramTextError(f"{name} is nested too deeply, or too long, for Python") from error
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
         where = f" in line {line}" if line else ""

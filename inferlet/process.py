@@ -21,10 +21,11 @@ from pie.inferlet.connection import Connection
 from pie.inferlet.context import Context
 from pie.inferlet.parameters import ProgramTextError, read_program
 from pie.inferlet.tools import tool_of
-from pie.wire.pipe import Pipe
+from pie.wire.pipe import MAX_FROM_PROGRAM_BYTES, Pipe
 from pie.wire.programs import Begin, Finished
 
 _MOST_ERROR_CHARS = 20_000
+_MOST_RESULT_CHARS = 8 << 20
 
 
 def main() -> None:
@@ -39,13 +40,14 @@ def main() -> None:
 
 
 async def _run(end: socket.socket) -> None:
-    connection = Connection(await Pipe.open(end))
+    connection = Connection(await Pipe.open(end, max_sent=MAX_FROM_PROGRAM_BYTES))
     begin = await connection.begin()
     try:
         result = await _call(connection, begin)
-        told = Finished("" if result is None else str(result))
+        # Longer ones are too long for any host, which says so where it sees one.
+        told = Finished("" if result is None else _text(str(result)[:_MOST_RESULT_CHARS]))
     except ProgramTextError as error:
-        told = Finished(error=str(error))
+        told = Finished(error=_text(str(error)))
     except BaseException as error:  # noqa: BLE001 - whatever a program raises is told
         told = Finished(error=_told(error, begin.name))
     connection.tell(told)
@@ -67,12 +69,19 @@ async def _call(connection: Connection, begin: Begin) -> object:
 
 
 def _told(error: BaseException, name: str) -> str:
-    """Return a traceback that begins in the program."""
+    """Return a traceback that begins in the program; without lines where the program has no part in it."""
     frames = traceback.extract_tb(error.__traceback__)
-    first = next((at for at, frame in enumerate(frames) if frame.filename == name), 0)
-    lines = ["Traceback (most recent call last):\n", *traceback.format_list(frames[first:])]
+    first = next((at for at, frame in enumerate(frames) if frame.filename == name), len(frames))
+    lines = traceback.format_list(frames[first:])
+    if lines:
+        lines.insert(0, "Traceback (most recent call last):\n")
     lines += traceback.format_exception_only(error)
-    return "".join(lines)[-_MOST_ERROR_CHARS:]
+    return _text("".join(lines)[-_MOST_ERROR_CHARS:])
+
+
+def _text(text: str) -> str:
+    """Return text that can be written in UTF-8."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 if __name__ == "__main__":

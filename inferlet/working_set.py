@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pie.inferlet.connection import Connection, Pending, u32
+from pie.inferlet.connection import Connection, Pending, u32, whole
+from pie.inferlet.errors import BadCallError
 from pie.inferlet.slot_steps import Change, Slots, SlotStep, SlotSteps
 from pie.wire.frames import Buffer
 from pie.wire.programs import (
@@ -45,6 +46,7 @@ class WorkingSet:
         self._slots = SlotSteps(Slots())
         self._pages = 0
         self._cached_tokens = 0
+        self._is_closed = False
         if number is None:
             connection.tell(OpenSet(connection.next_call(), self.number))
 
@@ -78,7 +80,7 @@ class WorkingSet:
         Raises:
             NeverWrittenError: One of them was never written.
         """
-        gone = _numbers(slots)
+        gone = whole(slots, "slots")
 
         def change(before: Slots) -> Slots:
             return Slots(before.live[~np.isin(before.live, gone)], before.length)
@@ -123,7 +125,13 @@ class WorkingSet:
         return self.forks(1)[0]
 
     def forks(self, count: int) -> list[WorkingSet]:
-        """Return `count` forks, made in one call."""
+        """Return `count` forks, made in one call.
+
+        Raises:
+            BadCallError: It is closed.
+        """
+        if self._is_closed:
+            raise BadCallError(f"working set {self.number} is closed")
         connection = self._connection
         made = []
         for _ in range(count):
@@ -138,6 +146,7 @@ class WorkingSet:
         """Let go of all its pages."""
         self._connection.tell(CloseSet(self._connection.next_call(), self.number))
         self._slots.close()
+        self._is_closed = True
         self._pages = 0
 
     def write(self, tokens: int, first: int | None = None) -> SlotStep:
@@ -196,8 +205,3 @@ class WorkingSet:
 
 def _nothing(_message: FromHost, _frames: Sequence[bytes]) -> None:
     """Take an answer that was learned from as it came."""
-
-
-def _numbers(slots: SlotNumbers) -> NDArray[np.int64]:
-    array = slots if isinstance(slots, np.ndarray) else np.array(list(slots), np.int64)
-    return array.astype(np.int64).reshape(-1)

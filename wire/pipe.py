@@ -17,11 +17,15 @@ from collections.abc import Sequence
 
 import msgspec
 
-from pie.wire.errors import BadMessage, PeerGone
+from pie.wire.errors import BadMessage, MessageTooLarge, PeerGone
 from pie.wire.frames import Buffer
 
-MAX_FRAMES = 1024
-MAX_MESSAGE_BYTES = 128 << 20
+MAX_FRAMES = 1 << 15
+"""More than a pass of as many sequences as a program may have working sets, each asking for all that it can."""
+MAX_MESSAGE_BYTES = 160 << 20
+"""More than the results and the scores of a pass, which are 64 MiB at most, each."""
+MAX_FROM_PROGRAM_BYTES = 64 << 20
+"""Of one message of a program, masks above all."""
 _UNSENT_BYTES = 8 << 20
 """A sender that drains waits while more than this is unsent."""
 _HEAD = struct.Struct("<II")
@@ -33,26 +37,38 @@ class Pipe:
     """One end. For one event loop; use `Pipe.open`."""
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, max_bytes: int
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        max_bytes: int,
+        max_sent: int,
     ) -> None:
         self._reader = reader
         self._writer = writer
         self._max_bytes = max_bytes
+        self._max_sent = max_sent
         self._loop = asyncio.get_running_loop()
         self._unsent: list[bytes | memoryview] = []
 
     @classmethod
-    async def open(cls, end: socket.socket, *, max_bytes: int = MAX_MESSAGE_BYTES) -> Pipe:
+    async def open(
+        cls,
+        end: socket.socket,
+        *,
+        max_bytes: int = MAX_MESSAGE_BYTES,
+        max_sent: int = MAX_MESSAGE_BYTES,
+    ) -> Pipe:
         """Take over one end of a `socket.socketpair()`.
 
         Args:
             end: A stream socket.
             max_bytes: Largest message to read.
+            max_sent: Largest message that the other end reads.
         """
         end.setblocking(False)
         reader, writer = await asyncio.open_unix_connection(sock=end, limit=1 << 20)
         writer.transport.set_write_buffer_limits(high=_UNSENT_BYTES)
-        return cls(reader, writer, max_bytes)
+        return cls(reader, writer, max_bytes, max_sent)
 
     async def read(self) -> tuple[bytes, list[bytes]]:
         """Return the next message's header and frames.
@@ -77,9 +93,17 @@ class Pipe:
         """Send a message as soon as can be; dropped where the other end is closed.
 
         What is sent in one turn of the event loop goes in one write: the other end wakes up once.
+
+        Raises:
+            MessageTooLarge: The other end would not take it.
         """
         header = encode(message)
         views = [memoryview(frame).cast("B") for frame in frames]
+        size = len(header) + sum(view.nbytes for view in views)
+        if len(views) > MAX_FRAMES or size > self._max_sent:
+            raise MessageTooLarge(
+                f"{len(views)} arrays of {size} bytes: at most {MAX_FRAMES} of {self._max_sent} bytes"
+            )
         sizes = struct.pack(f"<{len(views)}I", *(view.nbytes for view in views))
         head = _HEAD.pack(len(header), len(views)) + sizes + header
         if not self._unsent:

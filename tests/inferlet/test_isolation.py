@@ -118,7 +118,17 @@ async def test_an_endless_loop_ends_with_its_time(local: LocalEngine) -> None:
 async def test_cpu_time_is_limited(local: LocalEngine) -> None:
     with limits(local, cpu_s=2):
         ran = await run(local, "async def main(ctx):\n    while True: pass\n")
+        deaf = await run(
+            local,
+            """
+            import signal
+            async def main(ctx):
+                signal.signal(signal.SIGXCPU, signal.SIG_IGN)
+                while True: pass
+            """,
+        )
     assert ran.ended.reason is EndReason.TOO_MUCH_CPU
+    assert deaf.ended.reason is EndReason.TOO_MUCH_CPU
 
 
 async def test_output_is_limited(local: LocalEngine) -> None:

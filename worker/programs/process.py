@@ -24,7 +24,7 @@ import msgspec
 
 from pie.wire.errors import BadMessage, PeerGone
 from pie.wire.frames import Buffer
-from pie.wire.pipe import Pipe
+from pie.wire.pipe import MAX_FROM_PROGRAM_BYTES, Pipe
 from pie.wire.programs import Begin, Finished, FromProgram, decode_from_program
 from pie.worker.settings import ProgramSettings
 
@@ -36,8 +36,8 @@ _READ_BYTES = 1 << 16
 _LEAST_SAID_BYTES = 64
 """What a message to the client counts at least: an empty one takes memory on its way too."""
 _MOST_ERROR_CHARS = 20_000
-_MOST_MESSAGE_BYTES = 64 << 20
-"""Of one message of a program, masks above all."""
+_LOOKS_S = 0.5
+"""How often the CPU time of a process is looked at."""
 
 
 class EndReason(enum.StrEnum):
@@ -79,6 +79,7 @@ class ProgramProcess:
         self._process: asyncio.subprocess.Process | None = None
         self._pipe: Pipe | None = None
         self._reading: asyncio.Task[None] | None = None
+        self._watching_cpu: asyncio.Task[None] | None = None
         self._output = bytearray()
         self._said_bytes = 0
         self._finished: Finished | None = None
@@ -87,6 +88,8 @@ class ProgramProcess:
         self._watching: asyncio.Task[None] | None = None
         self.on_gone: Callable[[], None] = lambda: None
         """Called once its process has ended, read to its end or not."""
+        self._broken = ""
+        """What was wrong with what it sent."""
 
     async def start(self, begin: Begin) -> None:
         """Start the process and send it its program.
@@ -121,10 +124,11 @@ class ProgramProcess:
             raise
         finally:
             theirs.close()
-        self._pipe = await Pipe.open(ours, max_bytes=_MOST_MESSAGE_BYTES)
+        self._pipe = await Pipe.open(ours, max_bytes=MAX_FROM_PROGRAM_BYTES)
         loop = asyncio.get_running_loop()
         self._reading = loop.create_task(self._read_output())
         self._watching = loop.create_task(self._watch())
+        self._watching_cpu = loop.create_task(self._watch_cpu(self._process.pid))
         self._pipe.send(begin)
 
     async def read(self) -> tuple[FromProgram, Sequence[bytes]] | None:
@@ -134,7 +138,12 @@ class ProgramProcess:
             await self._pipe.drain()
             header, frames = await self._pipe.read()
             message = decode_from_program(header)
-        except (PeerGone, BadMessage, msgspec.MsgspecError):
+        except PeerGone:
+            return None
+        except (BadMessage, ValueError, RecursionError):
+            # Its libraries send none such, but a program need not use them.
+            self._broken = "its process sent what is no message, or too large a one"
+            self.kill(EndReason.DIED)
             return None
         if isinstance(message, Finished):
             self._finished = message
@@ -180,6 +189,8 @@ class ProgramProcess:
         self.kill(EndReason.DIED)
         async with asyncio.timeout(_ENDS_S):
             await process.wait()
+        if self._watching_cpu is not None:
+            self._watching_cpu.cancel()
         if self._reading is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_ENDS_S):
@@ -199,8 +210,9 @@ class ProgramProcess:
         if own_end == -signal.SIGXCPU:
             reason = EndReason.TOO_MUCH_CPU
             return Ended(reason, error=_SENTENCES[reason].format(self._settings), output=output)
-        how = "its process ended"
-        if own_end is not None:
+        how = self._broken or "its process let go of its connection to the worker"
+        if own_end is not None and not self._broken:
+            how = "its process ended"
             how += f" by signal {-own_end}" if own_end < 0 else f" with exit code {own_end}"
         return Ended(EndReason.DIED, error=how, output=output)
 
@@ -208,6 +220,13 @@ class ProgramProcess:
         assert self._process is not None
         await self._process.wait()
         self.on_gone()
+
+    async def _watch_cpu(self, pid: int) -> None:
+        """End it where it has used its time: it may have turned off the signal that says so."""
+        while self._process is not None and self._process.returncode is None:
+            if _cpu_s(pid) >= self._settings.cpu_s:
+                self.kill(EndReason.TOO_MUCH_CPU)
+            await asyncio.sleep(_LOOKS_S)
 
     async def _read_output(self) -> None:
         assert self._process is not None
@@ -220,6 +239,17 @@ class ProgramProcess:
             self._on_output(decoder.decode(kept))
             if len(self._output) >= limit:
                 self.kill(EndReason.TOO_MUCH_OUTPUT)
+
+
+def _cpu_s(pid: int) -> float:
+    """Return the CPU time that a process has used; 0 where it is gone."""
+    try:
+        told = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return 0.0
+    # What follows its name, which may hold anything: https://docs.kernel.org/filesystems/proc.html
+    fields = told.rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 _SENTENCES = {

@@ -71,6 +71,8 @@ from pie.worker.stores import PageToStore
 log = logging.getLogger("pie.worker.programs.roster")
 
 _MOST_SETS = 4096
+_MOST_SCORE_BYTES = 64 << 20
+"""Of one pass."""
 """Working sets of one program."""
 _MOST_QUEUED = 4096
 """Calls that wait on one working set."""
@@ -424,6 +426,8 @@ class Roster:
             run = self._new_run(call, target, row)
             run.check()
             runs.append(run)
+        if sum(run.score_bytes for run in runs) > _MOST_SCORE_BYTES:
+            raise bad(f"the scores of this pass would take more than {_MOST_SCORE_BYTES >> 20} MiB")
         job.runs = runs
 
     def _begin_generation(self, job: Job, message: GenerateTokens) -> None:

@@ -24,7 +24,6 @@ from pie.worker.sampling import SamplingRow
 from pie.worker.working_state import WorkingState
 
 _LOGITS = {Rows.NONE: LogitRows.NONE, Rows.LAST: LogitRows.LAST, Rows.ALL: LogitRows.ALL}
-_MOST_SCORE_BYTES = 64 << 20
 Floats = NDArray[np.float32]
 
 
@@ -109,6 +108,12 @@ class Run:
             or Rows.ALL in (wants.logits, wants.hidden)
         )
 
+    @property
+    def score_bytes(self) -> int:
+        """What the scores that it gives will take."""
+        slots = self.first_slot + len(self.tokens)
+        return self._shape.layers * self._shape.query_heads * slots * 4 if self.scored else 0
+
     def check(self) -> None:
         """Refuse what would read slots that are not there, or attend to nothing.
 
@@ -130,12 +135,6 @@ class Run:
                 Trouble.CONTEXT_LENGTH,
                 f"{len(self.tokens)} tokens after position {self.set.next_position - 1} do not fit "
                 f"into the model's context of {self._shape.context_tokens}",
-            )
-        scored = self._shape.layers * self._shape.query_heads * end * 4
-        if self._wants.scores and scored > _MOST_SCORE_BYTES:
-            raise CallError(
-                Trouble.BAD_CALL,
-                f"scores of {end} slots would take more than {_MOST_SCORE_BYTES >> 20} MiB",
             )
         if call.read is not None:
             self.set.cells_of(call.read)
