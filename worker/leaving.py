@@ -22,6 +22,9 @@ from pie.worker.orders import PageOrders
 
 log = logging.getLogger("pie.worker.leaving")
 
+_LAST_S = 1.0
+"""How long handing on may take beyond its time: the pages under way."""
+
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
@@ -64,7 +67,9 @@ class Leaving:
             held += await asyncio.to_thread(self.tiers.entries)
         held += self.holdings.pages()
         try:
-            moved, left = await self.orders.hand_on(held, until_s)
+            # A step that is under way for long, or an engine that is over, keeps nobody from leaving.
+            async with asyncio.timeout(max(0.0, until_s - time.monotonic()) + _LAST_S):
+                moved, left = await self.orders.hand_on(held, until_s)
         except Exception:
             log.exception("pages could not be handed on")
             return 0, 0

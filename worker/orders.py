@@ -25,6 +25,7 @@ from pie.wire.errors import RefusedError
 from pie.wire.messages import PutStatus, RefusalCode
 from pie.wire.place_orders import BringNear, LetGoOf, PagesMoved, StoreInPool
 from pie.worker.between import between
+from pie.worker.commands import Between
 from pie.worker.engine_thread import EngineThread
 from pie.worker.handing_on import PageAndPlace, in_order
 from pie.worker.lending import Lending
@@ -216,7 +217,18 @@ class PageOrders:
         return done, left, size
 
     async def _lend(self, pages: _Pages) -> list[PageToStore]:
-        return await between(self._thread, lambda: self._lending.lend(pages))
+        lent: list[PageToStore] = []
+
+        def lend() -> None:
+            lent.extend(self._lending.lend(pages))
+
+        try:
+            await between(self._thread, lend)
+        except BaseException:
+            # It may be done all the same, later: then it is undone right after.
+            self._thread.put(Between(lambda: self._lending.take_back(lent)))
+            raise
+        return lent
 
     async def _take_back(self, lent: Sequence[PageToStore]) -> None:
         await between(self._thread, lambda: self._lending.take_back(lent))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -65,7 +66,7 @@ class Ordered:
 
 
 async def ordered(places: Places, name: str, *, computes: bool = True) -> Ordered:
-    worker = await places.worker(name, policies=ON_ORDER)
+    worker = await places.worker(name, policies=ON_ORDER, attention="torch")
     asker = await places.asker(worker)
     root = worker.record.model_root
     assert root is not None
@@ -150,6 +151,17 @@ async def test_a_worker_that_leaves_hands_on_what_only_it_has(places: Places) ->
     answer = await other.asker.ask([*PROMPT, 4], max_tokens=1)
     assert answer.started is not None
     assert answer.started.cached.pool == len(PROMPT)
+
+
+async def test_an_engine_that_is_over_keeps_no_worker_from_leaving(places: Places) -> None:
+    await places.pool()
+    await ordered(places, "w0")
+    worker = places.workers[0]
+    thread = worker._thread
+    assert thread is not None
+    assert await asyncio.to_thread(thread.stop, 10.0)
+    async with asyncio.timeout(25):
+        await worker.drain(1.0)
 
 
 async def test_a_recurrent_models_snapshots_go_along(places: Places, tmp_path: Path) -> None:
