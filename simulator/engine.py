@@ -225,7 +225,9 @@ class MockEngine:
         least = max(self.spec.page_tokens, self.spec.step_tokens // _LEAST_PREFILL)
         target_s = self.spec.step_target_ms / 1e3
         plan = self._scheduler.plan(
-            now_s, prefill_tokens=self._times.prefill_tokens(target_s, least=least)
+            now_s,
+            prefill_tokens=self._times.prefill_tokens(target_s, least=least),
+            tokens_per_s=self._times.prefill.per_s,
         )
         for sequence in plan.loads:
             assert self._loads is not None

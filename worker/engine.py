@@ -212,10 +212,12 @@ class Engine:
         """Run one step; False where there was nothing to run."""
         now_s = self._clock()
         self._expire(now_s)
-        plan = self._scheduler.plan(now_s, prefill_tokens=self._prefill_tokens())
+        rate, allowed = self._times.prefill.per_s, self._prefill_tokens()
+        plan = self._scheduler.plan(now_s, prefill_tokens=allowed, tokens_per_s=rate)
         self.load = self._figures.load()
         for sequence in plan.loads:
-            self._load(sequence)
+            assert self._offload is not None
+            self._offload.load(sequence, self._times.prefill)
         passes = self._plan_programs(plan, now_s)
         if plan.chunks or passes:
             self._run(plan, passes)
@@ -480,10 +482,6 @@ class Engine:
         if isinstance(one, Sequence):
             self._departed.note(one, held=self._table.has)
         return 0 if self._offload is None else self._offload.wish(one, self._times.prefill)
-
-    def _load(self, one: Loadable) -> None:
-        assert self._offload is not None
-        self._offload.load(one, self._times.prefill)
 
     def _put_store(self, page: PageToStore | None) -> None:
         if self._offload is not None and self._offload.stores_as_made and page is not None:

@@ -3,9 +3,10 @@
 Covers continuous batching, chunked prefill, admission and pre-emption. Pure: events in, plans out;
 time comes in as `now_s`. Does not cover running a plan (`pie.worker.engine`).
 
-A step takes the next token of every sequence in decode first, then prefill by priority and in order of
-arrival, bounded so that a long prompt does not stall the others' tokens. A sequence is admitted when its
-whole prompt fits beside what the running ones were promised. When pages run out all the same, the
+A step takes the next token of every sequence in decode first, then prefill by priority and by when each prompt
+would be done had it been alone since it came, bounded so that a long prompt does not stall the others' tokens. So
+a short prompt passes a long one, and none is passed by what comes after the time that it takes itself
+(`docs/design/0019-prefill-order.md`). A sequence is admitted in order of arrival, when its whole prompt fits beside what the running ones were promised. When pages run out all the same, the
 youngest of the least important is suspended: its frozen pages stay cached, in this tier or a lower one, the rest of what
 it computed is kept aside where there is room, and it goes on from there later.
 
@@ -22,6 +23,7 @@ pages as they are when the prompt is computed, and runs from there.
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -221,12 +223,15 @@ class Scheduler:
         sequence.expected_tokens = self._expected_tokens(sequence)
         self._queue(sequence)
 
-    def plan(self, now_s: float, *, prefill_tokens: int) -> StepPlan:
+    def plan(
+        self, now_s: float, *, prefill_tokens: int, tokens_per_s: float = math.inf
+    ) -> StepPlan:
         """Choose the next step.
 
         Args:
             now_s: The time.
             prefill_tokens: Most prefill tokens of a step in which others decode.
+            tokens_per_s: How fast prompts are computed. Without end, they run in order of arrival.
         """
         plan = StepPlan()
         self._admit(now_s)
@@ -243,7 +248,7 @@ class Scheduler:
             for one in (*self._loading, *(chunk.sequence for chunk in chunks.values()))
             for key in one.working_set.next_keys
         }
-        for sequence in list(self._running):
+        for sequence in self._in_prefill_order(tokens_per_s):
             if sequence.state is not SequenceState.RUNNING or sequence.number in chunks:
                 continue
             self._match(sequence, now_s)
@@ -353,6 +358,13 @@ class Scheduler:
         assert all(not one.working_set.pages for one in waiting)
         assert not any(one.working_set.state_slots for one in waiting)
         assert not any(one.awaited for one in self._waiting + self._loading)
+
+    def _in_prefill_order(self, tokens_per_s: float) -> list[Sequence]:
+        """Return those that run, by priority and by when each would be done alone."""
+        return sorted(
+            self._running,
+            key=lambda one: (one.priority, one.arrived_s + one.missing / tokens_per_s, one.number),
+        )
 
     def _admit(self, now_s: float) -> None:
         while self._waiting and self._occupied < self._limits.max_running:

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
+from hypothesis import given, strategies as st
 
 from pie.worker.sequence import Sequence, SequenceState
 from pie.worker.working_set import WorkingSet
@@ -43,6 +44,31 @@ def test_prompts_run_in_order_of_arrival() -> None:
     world.submit(range(100, 108))
     assert chunks(world.step()) == {0: 8}
     assert chunks(world.step()) == {1: 8}
+
+
+def test_a_short_prompt_passes_a_long_one_that_came_just_before() -> None:
+    world = World(pages=40, step_tokens=8, tokens_per_s=8.0)
+    world.submit(range(64))
+    assert chunks(world.step()) == {0: 8}
+    world.submit(range(100, 108))
+    assert chunks(world.step()) == {1: 8}
+    assert chunks(world.step()) == {0: 8}
+
+
+@given(st.integers(2, 12), st.integers(1, 8))
+def test_short_prompts_that_keep_coming_hold_up_a_long_one_for_its_own_time(
+    long_steps: int, short_tokens: int
+) -> None:
+    # As much comes every second as can be computed, which in order of length would be for ever.
+    world = World(pages=400, max_running=8, step_tokens=8, tokens_per_s=8.0)
+    long = world.submit(range(8 * long_steps))
+    for step in range(2 * long_steps + 2):
+        if world.made[long.number]:
+            break
+        world.submit([1_000 + 10 * step + at for at in range(short_tokens)])
+        world.step()
+    assert world.made[long.number], "those that come after its own time wait for it"
+    world.run()
 
 
 def test_a_second_request_computes_only_what_the_first_did_not() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -27,6 +28,7 @@ class World:
     max_waiting: int = 100
     step_tokens: int = 16
     prefill_tokens: int = 8
+    tokens_per_s: float = math.inf
     load_wish: Callable[[Sequence], int] = lambda _: 0
     slots: int = 0
     """State slots; some make it a recurrent model, without attention where there are no pages."""
@@ -91,7 +93,9 @@ class World:
 
     def plan(self) -> StepPlan:
         self.now_s += 1
-        self.last = self.scheduler.plan(self.now_s, prefill_tokens=self.prefill_tokens)
+        self.last = self.scheduler.plan(
+            self.now_s, prefill_tokens=self.prefill_tokens, tokens_per_s=self.tokens_per_s
+        )
         return self.last
 
     def step(self) -> StepPlan:
