@@ -61,8 +61,7 @@ from pie.worker.working_set import ForkMemory, WorkingSet
 log = logging.getLogger("pie.worker.engine")
 
 _FORKS_COME_S = 0.02
-"""How long a request waits for its forks, which a router sends right behind it: a short prompt is
-computed before they are read."""
+"""How long a request waits for its forks, sent right behind it: a short prompt is computed sooner."""
 _LEAST_PREFILL = 8
 """Prefill beside decode gets this part of a step's tokens at least, however slow the decode: else
 new requests would wait for the running ones to end."""
@@ -216,8 +215,7 @@ class Engine:
         plan = self._scheduler.plan(now_s, prefill_tokens=allowed, tokens_per_s=rate)
         self.load = self._figures.load()
         for sequence in plan.loads:
-            assert self._offload is not None
-            self._offload.load(sequence, self._times.prefill)
+            self._load(sequence)
         passes = self._plan_programs(plan, now_s)
         if plan.chunks or passes:
             self._run(plan, passes)
@@ -482,6 +480,10 @@ class Engine:
         if isinstance(one, Sequence):
             self._departed.note(one, held=self._table.has)
         return 0 if self._offload is None else self._offload.wish(one, self._times.prefill)
+
+    def _load(self, one: Loadable) -> None:
+        assert self._offload is not None
+        self._offload.load(one, self._times.prefill)
 
     def _put_store(self, page: PageToStore | None) -> None:
         if self._offload is not None and self._offload.stores_as_made and page is not None:
