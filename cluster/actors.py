@@ -19,8 +19,7 @@ from pie.index.epochs import next_epoch
 from pie.index.settings import IndexSettings
 from pie.page.events import Epoch, PlaceId
 from pie.policies.errors import PolicyFileError
-from pie.policies.loader import load_policy_file
-from pie.policies.settings import PolicySettings
+from pie.policies.loader import PolicyText
 from pie.pool.errors import PoolError
 from pie.pool.settings import PoolSettings
 from pie.router.errors import RouterError
@@ -91,7 +90,7 @@ class WorkerActor(ServiceActor):
         encryption_keys: tuple[bytes, ...],
         model: ModelSettings,
         programs: ProgramSettings,
-        policies: PolicySettings,
+        policies: PolicyText,
         pool: PoolSettings,
         index: IndexSettings,
         index_url: str,
@@ -106,7 +105,7 @@ class WorkerActor(ServiceActor):
             service = WorkerService(
                 place,
                 model,
-                policies=load_policy_file(policies.file),
+                policies=policies.load(),
                 pool_settings=pool,
                 programs=programs,
                 index_settings=index,
@@ -135,7 +134,7 @@ class PoolActor(ServiceActor):
         secret: bytes,
         encryption_keys: tuple[bytes, ...],
         pool: PoolSettings,
-        policies: PolicySettings,
+        policies: PolicyText,
         index: IndexSettings,
         index_url: str,
     ) -> None:
@@ -172,7 +171,7 @@ class RouterActor(ServiceActor):
         secret: bytes,
         router: RouterSettings,
         shares_port: bool,
-        policies: PolicySettings,
+        policies: PolicyText,
         index: IndexSettings,
         index_url: str,
     ) -> None:
@@ -183,7 +182,7 @@ class RouterActor(ServiceActor):
                 router,
                 index_url=index_url,
                 index=index,
-                policies=load_policy_file(policies.file),
+                policies=policies.load(),
                 secret=secret,
                 shares_port=shares_port,
             )

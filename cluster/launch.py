@@ -34,7 +34,7 @@ from pie.cluster.encryption import encryption_keys
 from pie.cluster.errors import ConfigError, StartError
 from pie.cluster.guard import MARK_VARIABLE, Guard
 from pie.cluster.host import Phase, State
-from pie.cluster.policy_command import checked
+from pie.cluster.policy_command import checked, read
 from pie.cluster.policy_watch import ServedPolicies
 from pie.cluster.secret import kept_secret, new_secret, secret_file, shared_secret
 from pie.cluster.stopping import stopping, uninterrupted
@@ -345,7 +345,8 @@ class Cluster:
         common = {
             "index": config.index,
             "index_url": self._index_url,
-            "policies": config.policies,
+            # Read once: a place that starts again must not fail over an edit.
+            "policies": read(config.policies.file),
         }
         if config.policies.watch:
             self._policies = self._watched_policies(config.policies.file)

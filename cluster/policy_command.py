@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pie.cluster.errors import ConfigError
 from pie.policies.errors import PolicyFileError
-from pie.policies.loader import load_policy_file
+from pie.policies.loader import PolicyText, load_policy_file, read_policy_file
 from pie.policies.policy_set import PolicySet, always
 from pie.policies.schema import policy_schema
 
@@ -24,6 +24,18 @@ def checked(file: Path | None) -> PolicySet:
     """
     try:
         return load_policy_file(file)
+    except PolicyFileError as error:
+        raise ConfigError(str(error).splitlines()) from error
+
+
+def read(file: Path | None) -> PolicyText:
+    """Return what a file says, without a look at whether it is acceptable.
+
+    Raises:
+        ConfigError: It cannot be read.
+    """
+    try:
+        return read_policy_file(file)
     except PolicyFileError as error:
         raise ConfigError(str(error).splitlines()) from error
 

@@ -103,8 +103,7 @@ def apply_file(desk: Desk, file: Path, say: Say) -> bool:
         ConfigError: It is not acceptable, here or at the router; nothing has changed.
         NotRunningError: No router answers.
     """
-    checked(file)
-    return _applied(desk, file.read_text("utf-8-sig"), file.name, say)
+    return _applied(desk, checked(file).text, file.name, say)
 
 
 def warnings(desk: Desk, file: Path) -> list[str]:
@@ -114,8 +113,7 @@ def warnings(desk: Desk, file: Path) -> list[str]:
         ConfigError: It is not acceptable, here or at the router.
         NotRunningError: No router answers.
     """
-    checked(file)
-    applied = desk.apply(file.read_text("utf-8-sig"), file.name, check=True)
+    applied = desk.apply(checked(file).text, file.name, check=True)
     return [f"{file}:{warning}" for warning in applied.warnings]
 
 

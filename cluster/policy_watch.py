@@ -9,7 +9,9 @@ version (`pie.index.policy_follower`).
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -83,6 +85,9 @@ class PolicyWatch:
             self._seen, self._said = content, ""
 
     def _read(self) -> bytes:
+        if stat.S_ISFIFO(self._file.stat().st_mode):
+            # It would be waited for without end.
+            raise OSError(errno.EINVAL, "it is a pipe")
         with self._file.open("rb") as stream:
             # A byte more than allowed tells that there is too much, however large the file.
             return stream.read(MAX_BYTES + 1)

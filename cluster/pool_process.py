@@ -25,6 +25,7 @@ from pie.cluster import preflight
 from pie.cluster.config import PieConfig
 from pie.cluster.encryption import encryption_keys
 from pie.cluster.errors import ConfigError, StartError
+from pie.cluster.policy_command import read
 from pie.cluster.secret import joined_secret
 from pie.index.contract import PlaceRecord
 from pie.index.epochs import next_epoch
@@ -32,8 +33,7 @@ from pie.index.feed import MirrorFeed
 from pie.index.mirror import Mirror
 from pie.index.settings import IndexSettings
 from pie.page.events import Epoch, PlaceId
-from pie.policies.loader import load_policy_file
-from pie.policies.settings import PolicySettings
+from pie.policies.loader import PolicyText
 from pie.pool.errors import PoolError
 from pie.pool.node import PoolNode
 from pie.pool.settings import PoolSettings
@@ -53,7 +53,7 @@ def new_node(
     place: PlaceId,
     *,
     pool: PoolSettings,
-    policies: PolicySettings,
+    policies: PolicyText,
     index: IndexSettings,
     index_url: str,
     address: str,
@@ -79,7 +79,7 @@ def new_node(
         encryption_keys=encryption_keys,
         on_dead=on_dead,
         on_drained=on_drained,
-        policies=load_policy_file(policies.file),
+        policies=policies.load(),
     )
 
 
@@ -123,7 +123,7 @@ class _Process:
         node = new_node(
             self._place,
             pool=config.pool,
-            policies=config.policies,
+            policies=read(config.policies.file),
             index=config.index,
             index_url=config.index.url,
             address=config.pool.listen,

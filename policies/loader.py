@@ -22,6 +22,7 @@ reported at once. Does not cover YAML itself (`pie.policies.document`) or what p
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from pie.policies.document import MAX_BYTES, Entry, Value, parse_document
@@ -51,14 +52,36 @@ _MOST_MIGRATION = 16
 """Every one of them is asked once a second."""
 
 
-def load_policy_file(file: Path | None) -> PolicySet:
-    """Return the policies that a file names; the built-ins where `file` is None.
+@dataclass(frozen=True, slots=True)
+class PolicyText:
+    """A policy file as it was read once: places that start later, or again, do not look at the file."""
+
+    text: bytes | None = None
+    """None is the built-ins, without a file."""
+    name: str = ""
+    """What messages call the file."""
+    folder: Path = Path()
+    """Where users' modules lie, besides Python's own path."""
+
+    def load(self) -> PolicySet:
+        """Return the policies that it names.
+
+        Raises:
+            PolicyFileError: It is not acceptable; lists every problem.
+        """
+        if self.text is None:
+            return PolicySet()
+        return load_policies(self.text, name=self.name, folder=self.folder)
+
+
+def read_policy_file(file: Path | None) -> PolicyText:
+    """Return what a file says; the built-ins where it is None.
 
     Raises:
-        PolicyFileError: The file cannot be read or is not acceptable; lists every problem.
+        PolicyFileError: The file cannot be read.
     """
     if file is None:
-        return PolicySet()
+        return PolicyText()
     try:
         with file.open("rb") as stream:
             # A byte more than allowed tells that there is too much, however large the file.
@@ -66,7 +89,16 @@ def load_policy_file(file: Path | None) -> PolicySet:
     except OSError as error:
         reason = error.strerror or str(error)
         raise PolicyFileError(str(file), [Problem(0, 0, "", f"cannot be read: {reason}")]) from None
-    return load_policies(text, name=str(file), folder=file.absolute().parent)
+    return PolicyText(text, str(file), file.absolute().parent)
+
+
+def load_policy_file(file: Path | None) -> PolicySet:
+    """Return the policies that a file names; the built-ins where `file` is None.
+
+    Raises:
+        PolicyFileError: The file cannot be read or is not acceptable; lists every problem.
+    """
+    return read_policy_file(file).load()
 
 
 def load_policies(text: str | bytes, *, name: str, folder: Path | None = None) -> PolicySet:

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
+import pytest
+
+from pie.cluster.policy_command import read
+from pie.cluster.policy_edit import Desk, apply_file, warnings
+from pie.router.api.policies import Applied, PolicyReport
 from tests.support.serving import PIE, environment
+
+DESK = Desk("http://127.0.0.1:1", "")
 
 
 def pie(folder: Path, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
@@ -93,6 +101,40 @@ def test_where_no_router_answers_one_sentence_says_so(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "no router answers at http://127.0.0.1:9" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_what_is_applied_is_what_was_checked_also_where_it_can_be_read_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str | None] = []
+
+    def apply(_: Desk, text: str | None, note: str, *, check: bool = False) -> Applied:
+        assert note
+        asked.append(text)
+        return Applied(0 if check else 3)
+
+    monkeypatch.setattr(Desk, "apply", apply)
+    monkeypatch.setattr(Desk, "report", lambda _: PolicyReport(3, [], [], None))
+    text = "worker: {retention: lfu}\n"
+    for check in (False, True):
+        end, other = os.pipe()
+        with os.fdopen(end), os.fdopen(other, "w") as writer:
+            writer.write(text)
+            writer.close()
+            file = Path(f"/dev/fd/{end}")
+            assert warnings(DESK, file) == [] if check else apply_file(DESK, file, print)
+    assert asked == [text, text]
+
+
+def test_a_place_that_starts_again_runs_what_the_file_said_at_first(tmp_path: Path) -> None:
+    file = tmp_path / "policies.yaml"
+    file.write_text("worker: {retention: lfu}")
+    said = read(file)
+    file.write_text("worker: {retention: [oops")
+    assert said.load().retention.name == "lfu"
+    file.unlink()
+    assert said.load().retention.name == "lfu"
+    assert read(None).load().text is None
 
 
 def test_policy_schema_is_json(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -100,6 +101,18 @@ def test_a_file_that_is_gone_is_said_once_and_nothing_is_taken(tmp_path: Path) -
     file.unlink()
     taker.look()
     assert len(taker.said) == 2
+    assert taker.taken == [LRU]
+
+
+def test_a_pipe_in_the_files_place_is_not_waited_for(tmp_path: Path) -> None:
+    file = tmp_path / "policies.yaml"
+    os.mkfifo(file)
+    taker = Taker(file)
+    taker.look()
+    assert taker.said == [f"{file} cannot be read: it is a pipe"]
+    file.unlink()
+    file.write_text(LRU)
+    taker.look()
     assert taker.taken == [LRU]
 
 
