@@ -256,7 +256,7 @@ def test_a_users_module_shadows_no_other(folder: Path) -> None:
 @pytest.mark.parametrize("kind", PolicyKind)
 def test_every_built_in_is_of_its_kind_and_most_need_no_options(kind: PolicyKind) -> None:
     # Nobody could guess how many copies, or how old.
-    needed = {"replicate": {"copies": 2}, "expire": {"after": 60.0}}
+    needed: dict[str, dict[str, float]] = {"replicate": {"copies": 2}, "expire": {"after": 60.0}}
     for name, policy in BUILTIN[kind].items():
         assert resolve(kind, name) is policy
         policy(**needed.get(name, {}))
