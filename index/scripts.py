@@ -33,8 +33,18 @@ local function older(a, b)
 end
 """
 
+_STAY = """
+local function stay(alive, epoch, ttl)
+  -- A full Redis takes a new time to live, and no value.
+  local said = redis.call('TYPE', alive).ok == 'string' and redis.call('GET', alive)
+  if said == epoch then redis.call('PEXPIRE', alive, ttl)
+  else redis.call('SET', alive, epoch, 'PX', ttl) end
+end
+"""
+
 APPLY = (
     _OLDER
+    + _STAY
     + """
 -- KEYS record, pages, stream, alive
 -- ARGV epoch, generation, first seq, alive ttl ms, other ttl ms, name of the oldest event to keep,
@@ -47,6 +57,9 @@ if older(ARGV[1], epoch) then return 'stale' end
 if epoch ~= ARGV[1] or generation ~= ARGV[2] then return 'anew' end
 -- A Redis that drops keys when it is full may have dropped the pages alone.
 if redis.call('HLEN', KEYS[2]) ~= tonumber(pages) then return 'anew' end
+-- Before anything that a full Redis refuses: who cannot say what is new is alive all the same.
+stay(KEYS[4], ARGV[1], ARGV[4])
+for i = 1, 3 do redis.call('PEXPIRE', KEYS[i], ARGV[5]) end
 -- Somebody else may have written to the stream or over the record.
 local kind = redis.call('TYPE', KEYS[3]).ok
 if kind ~= 'stream' and kind ~= 'none' then return 'anew' end
@@ -109,10 +122,7 @@ if not again then
       'pages', redis.call('HLEN', KEYS[2]))
   end
 end
-redis.call('SET', KEYS[4], ARGV[1], 'PX', ARGV[4])
-redis.call('PEXPIRE', KEYS[1], ARGV[5])
-redis.call('PEXPIRE', KEYS[2], ARGV[5])
-redis.call('PEXPIRE', KEYS[3], ARGV[5])
+for i = 2, 3 do redis.call('PEXPIRE', KEYS[i], ARGV[5]) end
 return 'ok'
 """
 )
@@ -120,11 +130,15 @@ return 'ok'
 
 FILL = (
     _OLDER
+    + _STAY
     + """
 -- KEYS record, pages of this announcement, alive
 -- ARGV epoch, alive ttl ms, other ttl ms, a mask, keys of pages that have it, one after another
 local epoch = redis.call('HGET', KEYS[1], 'epoch')
 if epoch and older(ARGV[1], epoch) then return 'stale' end
+-- What was announced before stays alive until this replaces it.
+stay(KEYS[3], ARGV[1], ARGV[2])
+if epoch then redis.call('PEXPIRE', KEYS[1], ARGV[3]) end
 local mask, keys, set = ARGV[4], ARGV[5], {}
 for at = 1, #keys, 32 do
   set[#set + 1] = string.sub(keys, at, at + 31)
@@ -132,9 +146,6 @@ for at = 1, #keys, 32 do
 end
 redis.call('HSET', KEYS[2], unpack(set))
 redis.call('PEXPIRE', KEYS[2], ARGV[3])
--- What was announced before stays alive until this replaces it.
-redis.call('SET', KEYS[3], ARGV[1], 'PX', ARGV[2])
-if epoch then redis.call('PEXPIRE', KEYS[1], ARGV[3]) end
 return 'ok'
 """
 )

@@ -185,6 +185,9 @@ async def test_a_full_redis_is_a_degraded_one(own_settings: IndexSettings) -> No
         await index.redis.config_set("maxmemory", 1)
         place.store(*range(1, 50))
         await until(lambda: place.publisher.mode is IndexMode.DEGRADED, "degraded")
+        # Longer than a place lives that nobody hears of: what is refused is no sign of death.
+        await asyncio.sleep(3 * own_settings.ttl_s)
+        assert index.mirror.places().keys() == {PlaceId("w0")}
         await index.redis.config_set("maxmemory", 0)
         await index.settled()
 

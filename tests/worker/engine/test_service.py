@@ -199,13 +199,17 @@ async def test_a_message_for_another_kind_of_place_is_refused(asker: Asker) -> N
     await asker.until_told(lambda: asker.answers["x"].refused is not None)
 
 
-async def test_a_frame_that_is_no_prompt_ends_its_connection_before_it_takes_memory(
+async def test_a_frame_that_is_no_prompt_is_refused_and_a_huge_one_ends_its_connection(
     places: Places, worker: WorkerService, asker: Asker
 ) -> None:
     stranger = await places.asker(worker)
+    stranger.answers["x"] = (await stranger.send([5], 1))[1]
     request = Generate("x", stranger.client.epoch, 1, 1)
     await stranger.client.send(request, [bytes(16 << 20)])
-    await asyncio.wait_for(stranger.gone.wait(), 5)
+    await stranger.until_told(lambda: stranger.answers["x"].refused is not None)
+    assert not stranger.gone.is_set()
+    await stranger.client.send(request, [bytes(64 << 20)])
+    await asyncio.wait_for(stranger.gone.wait(), 60)
     assert (await asker.ask([5, 6], 3)).finish_reason is not None
 
 
