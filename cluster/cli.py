@@ -300,7 +300,8 @@ def run(
             raise ProgramError(
                 "--tool is for a model of its own: a cluster's tools are its workers' [programs] tools"
             )
-        ended_well = run_program(loaded.config, program, context.args, _report, at)
+        tools_by = "--tool" if tool else "programs.tools"
+        ended_well = run_program(loaded.config, program, context.args, _report, at, tools_by)
     raise typer.Exit(0 if ended_well else 1)
 
 

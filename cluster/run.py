@@ -9,20 +9,22 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
 from pie.cluster.config import PieConfig
 from pie.cluster.errors import ClusterError
-from pie.inferlet.client import RunEvent, Where, run_upload
+from pie.inferlet.client import RunEvent, Where, no_messages, run_upload
 from pie.inferlet.errors import NotRunError
 from pie.inferlet.parameters import ProgramText, ProgramTextError, read_program
 from pie.inferlet.upload import Upload
-from pie.worker.errors import WorkerError
+from pie.worker.errors import ToolError, WorkerError
 from pie.worker.programs.process import EndReason
+from pie.worker.programs.tools import Tool, load_tools
 
 _MOST_SOURCE_BYTES = 1 << 20
+_BEFORE_PROGRAM = ("--at", "--tool", "--model", "--config")
 _LONGEST_LINE = 4_096
 """Characters that a line may have before a part of it is printed."""
 
@@ -37,6 +39,7 @@ def run_program(
     words: Sequence[str],
     report: Callable[[str, str], None],
     at: str | None = None,
+    tools_by: str = "programs.tools",
 ) -> bool:
     """Run the program at `path` and print what it says, prints and returns.
 
@@ -46,6 +49,7 @@ def run_program(
         words: The rest of the command line.
         report: Told what is done while the model loads.
         at: A router's address; None runs it on a model of its own.
+        tools_by: What says which tools there are, for errors.
 
     Returns:
         Whether it ended well.
@@ -64,7 +68,8 @@ def run_program(
     program = Upload(path.name, source, "main")
     try:
         if at is None:
-            reason, result, wrong = asyncio.run(_run(config, program, arguments, report))
+            tools = _tools(config, tools_by)
+            reason, result, wrong = asyncio.run(_run(config, program, arguments, tools, report))
         else:
             where = Where(at.rstrip("/"), config.router.api_token.get_secret_value())
             reason, result, wrong = asyncio.run(_run_at(where, program, arguments))
@@ -83,6 +88,7 @@ async def _run(
     config: PieConfig,
     program: Upload,
     arguments: Mapping[str, str],
+    tools: Sequence[Tool],
     report: Callable[[str, str], None],
 ) -> tuple[str, str, str]:
     """Run a program here; return why it ended, its result and what went wrong."""
@@ -90,7 +96,7 @@ async def _run(
     from pie.worker.programs.host import ProgramToRun  # noqa: PLC0415
     from pie.worker.programs.local import LocalEngine  # noqa: PLC0415
 
-    local = LocalEngine(config.model, config.programs)
+    local = LocalEngine(config.model, config.programs, tools)
     output = _OutputLines()
     try:
         await local.start(lambda what: report("model", what))
@@ -112,7 +118,7 @@ async def _run_at(
 ) -> tuple[str, str, str]:
     """Run a program on a cluster; return the same."""
     output, event = _OutputLines(), RunEvent()
-    stream = run_upload(program, where, {"arguments": dict(arguments)}, _no_messages())
+    stream = run_upload(program, where, {"arguments": dict(arguments)}, no_messages())
     try:
         async with aclosing(stream):
             async for event in stream:
@@ -123,13 +129,6 @@ async def _run_at(
     finally:
         output.end()
     return event.reason, event.result, event.error
-
-
-async def _no_messages() -> AsyncGenerator[str, None]:
-    """Yield nothing: a person at a command line sends no messages."""
-    none: tuple[str, ...] = ()
-    for message in none:
-        yield message
 
 
 class _OutputLines:
@@ -169,8 +168,21 @@ def _arguments(text: ProgramText, path: Path, words: Sequence[str]) -> dict[str,
             required=one.default is None,
             help=f"{one.kind}, {told}",
         )
+    own = {f"--{one.name.replace('_', '-')}" for one in text.parameters}
+    for word in words:
+        option = word.partition("=")[0]
+        if option in _BEFORE_PROGRAM and option not in own:
+            raise ProgramError(f"{option} stands before the program: pie run {option} … {path}")
     found = parser.parse_args(words)
     return {name: value for name, value in vars(found).items() if value is not None}
+
+
+def _tools(config: PieConfig, said_by: str) -> list[Tool]:
+    """Return the tools, before the time is spent that a model takes to load."""
+    try:
+        return load_tools(config.programs.tools)
+    except ToolError as error:
+        raise ProgramError(str(error).replace("programs.tools", said_by, 1)) from error
 
 
 def _read(path: Path) -> str:

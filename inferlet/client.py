@@ -92,7 +92,7 @@ async def run(
         begins_with: What the program's first working set begins with, a text or messages: it runs where
             most of that is held. By default the argument `prompt` as a user's message.
         cache_salt: Share cached pages only with requests that carry the same salt.
-        messages: What `ctx.listen()` gets, one after another.
+        messages: What `ctx.listen()` gets, one after another, and then None; without any, None at once.
         on_said: Called with each message of the program.
         on_printed: Called with what it prints.
         **arguments: Passed to the function.
@@ -110,7 +110,7 @@ async def run(
     if cache_salt is not None:
         body["cache_salt"] = cache_salt
     end = RunEvent()
-    stream = run_upload(upload_of(function), Where(at, token), body, messages)
+    stream = run_upload(upload_of(function), Where(at, token), body, messages or no_messages())
     async with aclosing(stream):
         async for event in stream:
             if event.type == "said":
@@ -121,6 +121,13 @@ async def run(
     if end.reason != "finished":
         raise EndedError(end.error or f"the program was ended: {end.reason}", end.reason)
     return end.result
+
+
+async def no_messages() -> AsyncGenerator[str, None]:
+    """Yield nothing: who runs a program has no more to say to it."""
+    none: tuple[str, ...] = ()
+    for message in none:
+        yield message
 
 
 async def run_upload(
@@ -137,7 +144,7 @@ async def run_upload(
         upload: The program.
         where: The cluster.
         body: What is said of the run, as its HTTP interface takes it.
-        messages: What the program hears.
+        messages: What the program hears; None where the caller sends it by another way.
 
     Raises:
         NotRunError: The cluster did not run it, or was lost meanwhile.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Generic, TypeVar
 
@@ -15,7 +16,13 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pie.inferlet.errors import BadCallError, HostGoneError, InferletError, error_of
+from pie.inferlet.errors import (
+    BadCallError,
+    HostGoneError,
+    InferletError,
+    error_of,
+    type_told,
+)
 from pie.wire.errors import MessageTooLarge, PeerGone, WireError
 from pie.wire.frames import Buffer
 from pie.wire.pipe import Pipe, encode
@@ -31,6 +38,8 @@ from pie.wire.programs import (
 
 _CLOSES_S = 600.0
 """Longest wait for a host to read what was sent last; it has limits of its own, and ends this process by them."""
+_SETTLES_S = 10.0
+"""Longest wait at a program's end for answers that nobody waits for."""
 _MOST_NUMBER = (1 << 32) - 1
 Answer = tuple[FromHost, Sequence[bytes]]
 Learn = Callable[[FromHost, Sequence[bytes]], None]
@@ -194,6 +203,14 @@ class Connection:
         if error is not None:
             raise error
 
+    async def settle(self) -> InferletError | None:
+        """Wait for calls on working sets that are under way; return what went wrong and nobody waited for."""
+        under_way = [self._waiting[number] for number in self._learn if number in self._waiting]
+        if under_way:
+            await asyncio.wait(under_way, timeout=_SETTLES_S)
+        error, self._unclaimed = self._unclaimed, None
+        return error
+
     async def close(self) -> None:
         """Send what is unsent, and wait until the host has read it: it closes its end then.
 
@@ -274,6 +291,8 @@ def whole(numbers: ArrayLike | Iterable[int], what: str) -> NDArray[np.int64]:
     Raises:
         BadCallError: One of them is no whole number, or does not fit into 32 bits.
     """
+    if inspect.isawaitable(numbers):
+        raise BadCallError(f"{what} are whole numbers, not {type_told(numbers)}")
     try:
         array = np.asarray(numbers if isinstance(numbers, np.ndarray) else list(numbers))  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError) as error:

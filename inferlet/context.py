@@ -14,12 +14,12 @@ import msgspec
 import numpy as np
 
 from pie.inferlet.connection import Connection, u32, whole
-from pie.inferlet.errors import BadCallError, InferletError
+from pie.inferlet.errors import BadCallError, InferletError, type_told
 from pie.inferlet.forward import Floats, ForwardPass
 from pie.inferlet.generation import Generation
 from pie.inferlet.grammars import grammar_of
 from pie.inferlet.pipeline import Pipeline
-from pie.inferlet.samplers import LogitFunction, Sampler
+from pie.inferlet.samplers import LogitFunction, Sampler, is_no_choice, sampler_told
 from pie.inferlet.tools import Tool
 from pie.inferlet.web import HttpResponse
 from pie.inferlet.working_set import WorkingSet
@@ -118,7 +118,8 @@ class Context:
         """Go on with the conversation.
 
         `await` what is returned for the whole text, or take it bit by bit with `async for`. What was
-        generated is part of the conversation, and the next turn goes on from it.
+        generated is part of the conversation, and the next turn goes on from it. Without a turn in between, what is
+        generated next belongs to the same answer.
 
         Args:
             sampler: A declaration, which the engine carries out by itself; or a function from logits
@@ -132,8 +133,14 @@ class Context:
             ignore_eos: Go on past the model's end tokens.
 
         Raises:
-            BadCallError: More than one thing is said that the answer must match.
+            BadCallError: More than one thing is said that the answer must match, `choice` is no list of texts, or
+                `sampler` neither a `Sampler` nor a function.
         """
+        if sampler is not None and is_no_choice(sampler):
+            raise BadCallError(
+                "generate takes a Sampler, such as `greedy()`, or a function over logits, "
+                f"not {sampler_told(sampler)}"
+            )
         wanted = grammar_of(schema=schema, regex=regex, choice=choice, grammar=grammar)
         return Generation(self, sampler or Sampler(), max_tokens, tuple(stop), ignore_eos, wanted)
 
@@ -329,11 +336,17 @@ class Context:
             is_over: Whether the model ended it.
         """
         self._pending = list(tokens[-1:])
-        self._answer = (self._answer or "") + text
-        if is_over and self._turns:
-            self._turns.append(ChatTurn("assistant", self._answer))
+        is_more, self._answer = self._answer is not None, (self._answer or "") + text
+        turn = ChatTurn("assistant", self._answer)
+        if is_more and self._rendered < len(self._turns):
+            # It was over once, and has been gone on with.
+            self._turns[self._rendered] = turn
+        elif is_over and self._turns:
+            self._turns.append(turn)
 
     def _turn(self, role: str, text: str) -> Context:
+        if not isinstance(text, str):
+            raise BadCallError(f"the text of a turn is a str, not {type_told(text)}")
         if self._answer is not None and (not self._turns or self._turns[-1].role != "assistant"):
             self._turns.append(ChatTurn("assistant", self._answer))
         self._turns.append(ChatTurn(role, text))

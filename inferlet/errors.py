@@ -22,6 +22,8 @@ Where one slot is at fault, `slot` names it. A call that fails has changed nothi
 
 from __future__ import annotations
 
+import inspect
+
 from pie.wire.programs import CallFailed, Trouble
 
 
@@ -120,6 +122,12 @@ _ERRORS: dict[Trouble, type[InferletError]] = {
     Trouble.HTTP_FAILED: HttpFailedError,
     Trouble.TOOL_FAILED: ToolFailedError,
 }
+
+
+def type_told(value: object) -> str:
+    """Return how an error names the type of a value that does not fit, and what may be missing around it."""
+    name = type(value).__name__
+    return f"{name}: is `await` missing?" if inspect.isawaitable(value) else name
 
 
 def error_of(failed: CallFailed) -> InferletError:

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pie.inferlet.connection import u32, whole
-from pie.inferlet.errors import BadCallError
-from pie.inferlet.samplers import Sampler
+from pie.inferlet.errors import BadCallError, type_told
+from pie.inferlet.samplers import Sampler, sampler_told
 from pie.inferlet.slot_steps import SlotStep
 from pie.inferlet.working_set import WorkingSet
 from pie.wire.frames import Buffer
@@ -67,10 +67,18 @@ class ForwardPass:
 
     Args:
         state: Where its tokens go and what they attend to.
+
+    Raises:
+        BadCallError: It is neither.
     """
 
     def __init__(self, state: StateGeometry | WorkingSet) -> None:
         geometry = state if isinstance(state, StateGeometry) else StateGeometry(state)
+        if not isinstance(geometry.working_set, WorkingSet):
+            raise BadCallError(
+                "a pass runs on a working set, such as `ctx.working_set`, or on a StateGeometry of one, "
+                f"not on {type_told(geometry.working_set)}"
+            )
         self.working_set = geometry.working_set
         self._write = geometry.write
         self._read: NDArray[np.int64] | None = None
@@ -117,7 +125,12 @@ class ForwardPass:
                 own. Or booleans `[tokens, slots]`, or `[layers, heads, tokens, slots]` with 1 for all
                 layers or heads, where `slots` counts all from 0 to the pass's last.
         """
-        array = allowed if isinstance(allowed, np.ndarray) else np.asarray(list(allowed))  # type: ignore[arg-type]
+        try:
+            array = allowed if isinstance(allowed, np.ndarray) else np.asarray(list(allowed))  # type: ignore[arg-type]
+        except (TypeError, ValueError, OverflowError) as error:
+            raise BadCallError(
+                f"a mask is slot numbers or an array of booleans, not {type_told(allowed)}"
+            ) from error
         if array.dtype == np.bool_:
             self._mask = array
         elif array.ndim > 1:
@@ -133,12 +146,12 @@ class ForwardPass:
 
     def logits(self, rows: Which = "last") -> ForwardPass:
         """Ask for logits, of the last token or of all."""
-        self._logits = Rows(rows)
+        self._logits = _rows("logits", rows)
         return self
 
     def hidden(self, rows: Which = "last") -> ForwardPass:
         """Ask for the last hidden state, of the last token or of all."""
-        self._hidden = Rows(rows)
+        self._hidden = _rows("hidden", rows)
         return self
 
     def logprobs(self, tokens: Iterable[int] = (), *, top: int = 0) -> ForwardPass:
@@ -152,7 +165,15 @@ class ForwardPass:
         return self
 
     def sample(self, sampler: Sampler, drawn: int = 0) -> ForwardPass:
-        """Draw the next token; `drawn` is how many were before, for a seeded draw."""
+        """Draw the next token; `drawn` is how many were before, for a seeded draw.
+
+        Raises:
+            BadCallError: It is no `Sampler`.
+        """
+        if not isinstance(sampler, Sampler):
+            raise BadCallError(
+                f"sample takes a Sampler, such as `greedy()`, not {sampler_told(sampler)}"
+            )
         self._sampler, self._drawn = sampler, drawn
         return self
 
@@ -224,3 +245,9 @@ class ForwardPass:
             )
         shape = (1, 1, 1, 1, *self._mask.shape)[-4:]
         return (shape[0], shape[1], shape[2], shape[3])
+
+
+def _rows(method: str, rows: Which) -> Rows:
+    if rows not in ("last", "all"):
+        raise BadCallError(f'{method} takes "last" or "all", not {rows!r:.100}')
+    return Rows(rows)

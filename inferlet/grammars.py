@@ -20,8 +20,10 @@ def grammar_of(
     """Return what an answer must match; None where nothing is said.
 
     Raises:
-        BadCallError: More than one thing is said.
+        BadCallError: More than one thing is said, or `choice` is no list of texts.
     """
+    if choice is not None and not _are_texts(choice):
+        raise BadCallError(f"choice is a list of texts, not {choice!r:.100}")
     said = [
         Grammar(kind, text)
         for kind, text in (
@@ -35,6 +37,14 @@ def grammar_of(
     if len(said) > 1:
         raise BadCallError("an answer matches one of schema, regex, choice and grammar")
     return said[0] if said else None
+
+
+def _are_texts(choice: object) -> bool:
+    return (
+        isinstance(choice, Sequence)
+        and not isinstance(choice, str)
+        and all(isinstance(one, str) for one in choice)
+    )
 
 
 def _json(value: object) -> str | None:

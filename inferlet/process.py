@@ -7,6 +7,7 @@ cover who starts it (`pie.worker.programs.process`).
 from __future__ import annotations
 
 import asyncio
+import inspect
 import linecache
 import os
 import socket
@@ -44,6 +45,11 @@ async def _run(end: socket.socket) -> None:
     begin = await connection.begin()
     try:
         result = await _call(connection, begin)
+        unheard = await connection.settle()
+        if unheard is not None:
+            text = f"{type(unheard).__name__}: {unheard}"
+            sys.stderr.write(_text(f"warning: a call that nobody awaited failed: {text}\n"))
+            sys.stderr.flush()
         # Longer ones are too long for any host, which says so where it sees one.
         told = Finished("" if result is None else _text(str(result)[:_MOST_RESULT_CHARS]))
     except ProgramTextError as error:
@@ -65,6 +71,12 @@ async def _call(connection: Connection, begin: Begin) -> object:
     exec(compile(begin.source, begin.name, "exec"), module.__dict__)  # noqa: S102 - what it is for
     context = Context(connection, begin.model, [tool_of(one) for one in begin.tools])
     result: object = await module.__dict__[begin.entry](context, **values)
+    if inspect.isawaitable(result):
+        if inspect.iscoroutine(result):
+            result.close()
+        raise ProgramTextError(
+            f"{begin.entry} returned something that was not awaited, of type {type(result).__name__}"
+        )
     return result
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from pie.inferlet.errors import type_told
 from pie.wire.messages import Sampling
 
 LogitFunction = Callable[[NDArray[np.float32]], int]
@@ -58,3 +59,17 @@ class Sampler:
 def greedy() -> Sampler:
     """Return the sampler that takes the likeliest token."""
     return Sampler(temperature=0.0)
+
+
+def is_no_choice(sampler: object) -> bool:
+    """Whether it is neither a `Sampler` nor a function over logits."""
+    if sampler is greedy or isinstance(sampler, type):
+        return True
+    return not (isinstance(sampler, Sampler) or callable(sampler))
+
+
+def sampler_told(sampler: object) -> str:
+    """Return how an error names what is no `Sampler`."""
+    if sampler is greedy or sampler is Sampler:
+        return f"{sampler.__name__} itself: is `()` missing?"
+    return repr(sampler)[:100] if isinstance(sampler, str) else type_told(sampler)

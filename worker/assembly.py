@@ -38,7 +38,7 @@ from pie.worker.programs.lane import ProgramLane
 from pie.worker.programs.ledger import PageLedger, StateLedger
 from pie.worker.programs.parking import ParkingLot
 from pie.worker.programs.roster import Roster
-from pie.worker.programs.tools import Toolbox, load_tools
+from pie.worker.programs.tools import Tool, Toolbox, load_tools
 from pie.worker.runner import Runner
 from pie.worker.scheduler import Limits
 from pie.worker.settings import ModelSettings, ProgramSettings
@@ -201,6 +201,7 @@ def make_host(
     settings: ProgramSettings,
     put: Callable[[ProgramCommand], None],
     grammars: GrammarQueue,
+    tools: Sequence[Tool] | None = None,
 ) -> ProgramHost:
     """Return a host of programs for an engine over an assembled model.
 
@@ -209,6 +210,7 @@ def make_host(
         settings: What programs may take.
         put: Hands a command to the step thread.
         grammars: Compiles what programs want answers to match.
+        tools: What programs may call, where that has been loaded; None loads what the settings name.
 
     Raises:
         WorkerError: A tool of theirs cannot be had.
@@ -226,8 +228,8 @@ def make_host(
         eos_token_ids=tuple(assembly.tokenizer.eos_token_ids),
     )
     template = ChatTemplate.load(model.folder)
-    tools = Toolbox(load_tools(settings.tools), settings)
-    return ProgramHost(put, assembly.tokenizer, template, facts, settings, grammars, tools)
+    toolbox = Toolbox(load_tools(settings.tools) if tools is None else tools, settings)
+    return ProgramHost(put, assembly.tokenizer, template, facts, settings, grammars, toolbox)
 
 
 def shape_of(model: Model, context_tokens: int) -> ModelShape:

@@ -2,7 +2,7 @@
 
 A grammar holds the model to the form, so that every action can be read. The pages of the conversation are parked in
 host memory while the tool works, and are back when it goes on: a slow tool keeps no device memory. Tools are those that
-are granted (`pie run agent.py --tool agent.py:calculate`), which the host runs; without any it has a calculator of its own.
+are granted (`pie run --tool agent.py:calculate agent.py`), which the host runs; without any it has a calculator of its own.
 """
 
 import ast

@@ -97,6 +97,12 @@ def test_help_and_mistakes_come_before_any_model_is_loaded(tmp_path: Path) -> No
     assert "--max-tokens INT" in told.stdout
     wrong = pie_run(tmp_path, nowhere, "--prompt", "x", "--max-tokens", "many")
     assert (wrong.returncode, wrong.stderr) == (2, "pie: max_tokens is of type int, not 'many'\n")
+    late = pie_run(tmp_path, nowhere, "--prompt", "x", "--at", "http://127.0.0.1:1")
+    behind = "pie: --at stands before the program: pie run --at … program.py\n"
+    assert (late.returncode, late.stderr) == (2, behind)
+    tool = pie_run(tmp_path, nowhere, "--prompt", "x", options=("--tool", "tools.py:treble"))
+    assert tool.returncode == 2
+    assert tool.stderr.startswith("pie: --tool: tools.py:treble cannot be had: AttributeError")
     missing = pie_run(tmp_path, nowhere, "--prompt", "x")
     assert missing.returncode == 2
     assert "/nonexistent" in missing.stderr

@@ -152,6 +152,8 @@ async def test_a_program_and_its_client_talk(places: Places) -> None:
 
     result = await run(programs.echo, at=places.url, on_said=said.append, messages=messages())
     assert (result, said) == ("2", ["A", "BC"])
+    # Where there is nothing to hear, that is told at once.
+    assert await run(programs.echo, at=places.url) == "0"
 
 
 async def test_what_a_program_raises_comes_back_with_its_lines(places: Places) -> None:

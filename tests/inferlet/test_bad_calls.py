@@ -150,3 +150,59 @@ async def test_the_fork_of_a_closed_working_set_names_that_one(local: LocalEngin
     """,
     )
     assert ran.result == "True"
+
+
+async def test_what_is_of_another_kind_is_told_with_what_is_wanted(local: LocalEngine) -> None:
+    ran = await run(
+        local,
+        TOLD
+        + """
+    from pie.inferlet import greedy
+
+    async def main(ctx):
+        fwd = ForwardPass(ctx.working_set)
+        calls = (
+            lambda: fwd.sample(greedy), lambda: fwd.sample("greedy"), lambda: ForwardPass(ctx),
+            lambda: ctx.generate(greedy, 4), lambda: fwd.logits("first"), lambda: fwd.hidden(1),
+            lambda: fwd.input(ctx.generate(greedy(), 4)), lambda: ctx.user(ctx.generate(greedy(), 4)),
+            lambda: ctx.generate(greedy(), 4, choice="small"), lambda: fwd.mask(5),
+            lambda: ForwardPass(StateGeometry(ctx)), lambda: ctx.generate("greedy", 4),
+        )
+        return json.dumps([await told(call) for call in calls])
+    """,
+    )
+    on = "a pass runs on a working set, such as `ctx.working_set`, or on a StateGeometry of one, not on Context"
+    either = "generate takes a Sampler, such as `greedy()`, or a function over logits, not"
+    assert json.loads(ran.result) == [
+        "sample takes a Sampler, such as `greedy()`, not greedy itself: is `()` missing?",
+        "sample takes a Sampler, such as `greedy()`, not 'greedy'",
+        on,
+        f"{either} greedy itself: is `()` missing?",
+        'logits takes "last" or "all", not \'first\'',
+        'hidden takes "last" or "all", not 1',
+        "tokens are whole numbers, not Generation: is `await` missing?",
+        "the text of a turn is a str, not Generation: is `await` missing?",
+        "choice is a list of texts, not 'small'",
+        "a mask is slot numbers or an array of booleans, not int",
+        on,
+        f"{either} 'greedy'",
+    ]
+
+
+@pytest.mark.parametrize(
+    "what", ["ctx.user('A').generate()", "ctx.encode('A')", "ctx.working_set.seal()"]
+)
+async def test_a_result_that_was_not_awaited_is_an_error(local: LocalEngine, what: str) -> None:
+    ended = (await run(local, f"async def main(ctx):\n    return {what}\n")).ended
+    assert ended.reason is EndReason.RAISED
+    assert ended.error.startswith("main returned something that was not awaited, of type ")
+
+
+async def test_a_last_call_that_fails_unheard_is_a_warning(local: LocalEngine) -> None:
+    ran = await run(
+        local, "async def main(ctx):\n    ctx.working_set.drop([99])\n    return 'done'\n"
+    )
+    assert ran.result == "done"
+    assert ran.ended.output.startswith(
+        "warning: a call that nobody awaited failed: NeverWrittenError: "
+    )

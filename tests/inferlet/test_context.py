@@ -123,6 +123,31 @@ async def test_an_answer_can_be_stopped_and_gone_on_with(
         tokens.append(token)
 
 
+async def test_an_answer_that_is_over_can_be_gone_on_with_and_turns_follow(
+    local: LocalEngine,
+) -> None:
+    ran = await run(
+        local,
+        """
+        import json
+        from pie.inferlet import Context, greedy
+
+        async def main(ctx: Context):
+            got = [await ctx.user("Size?").generate(greedy(), 8, choice=["small", "large"])]
+            got.append(await ctx.generate(greedy(), 4, choice=["s"]))
+            got.append(await ctx.user("Sure?").generate(greedy(), 8, choice=["yes", "no"]))
+            got.append(await ctx.generate(greedy(), 3, ignore_eos=True))
+            (fork,) = await ctx.user("And?").fork(1)
+            got.append(await fork.generate(greedy(), 8, choice=["end"]))
+            return json.dumps(got)
+        """,
+    )
+    size, more, sure, _, end = json.loads(ran.result)
+    assert size in {"small", "large"}
+    assert sure in {"yes", "no"}
+    assert (more, end) == ("s", "end")
+
+
 async def test_a_function_over_logits_can_choose(
     local: LocalEngine, model_folder: Path, reference: PreTrainedModel
 ) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pie.policies.lru import LruRetention
 from pie.worker.assembly import assemble, make_engine, make_grammars, make_host
@@ -17,6 +17,7 @@ from pie.worker.engine import Engine
 from pie.worker.engine_thread import EngineThread
 from pie.worker.grammar_queue import GrammarQueue
 from pie.worker.programs.host import ProgramHost
+from pie.worker.programs.tools import Tool
 from pie.worker.settings import ModelSettings, ProgramSettings
 
 log = logging.getLogger("pie.worker.programs.local")
@@ -30,11 +31,18 @@ class LocalEngine:
     Args:
         model: The `[model]` section.
         programs: The `[programs]` section.
+        tools: What its programs may call, where that has been loaded; None loads what the section names.
     """
 
-    def __init__(self, model: ModelSettings, programs: ProgramSettings) -> None:
+    def __init__(
+        self,
+        model: ModelSettings,
+        programs: ProgramSettings,
+        tools: Sequence[Tool] | None = None,
+    ) -> None:
         self._model = model
         self._programs = programs
+        self._tools = tools
         self._thread: EngineThread | None = None
         self._host: ProgramHost | None = None
         self._grammars: GrammarQueue | None = None
@@ -64,7 +72,9 @@ class LocalEngine:
         self._engine = make_engine(assembly, self._model, LruRetention, lambda _: None, debug=False)
         self._thread = EngineThread(self._engine, self._reported, self._died)
         self._grammars = make_grammars(assembly)
-        self._host = make_host(assembly, self._programs, self._thread.put, self._grammars)
+        self._host = make_host(
+            assembly, self._programs, self._thread.put, self._grammars, self._tools
+        )
         self._thread.start()
 
     async def close(self) -> None:
