@@ -19,6 +19,7 @@ import msgspec
 from pie.cluster.errors import ConfigError, NotRunningError
 from pie.cluster.policy_command import checked, lines_of
 from pie.cluster.policy_watch import WATCH_S, PolicyWatch
+from pie.cluster.sentences import printable
 from pie.cluster.status import Trust
 from pie.policies.errors import PolicyFileError
 from pie.policies.loader import load_policies
@@ -200,7 +201,8 @@ def events(desk: Desk) -> str:
         what = f"group {one.group[:16]} to {one.copies} copies: " if one.group else ""
         if one.place:
             what = f"{one.place}{f', {one.pages} pages' if one.pages else ''}: "
-        lines.append(f"{when:%Y-%m-%d %H:%M:%S} UTC  {one.policy} {one.action}  {what}{one.reason}")
+        said = printable(f"{one.policy} {one.action}  {what}{one.reason}")
+        lines.append(f"{when:%Y-%m-%d %H:%M:%S} UTC  {said}")
     return "\n".join(lines) or "cluster policies have done nothing"
 
 

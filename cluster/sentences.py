@@ -1,6 +1,6 @@
 """How the `pie` command tells what a person can mend.
 
-Covers errors of a cluster in one sentence each, with exit code 2. Does not cover the sentences
+Covers errors of a cluster in one sentence each, with exit code 2, and text that others wrote. Does not cover the sentences
 (`pie.cluster.errors`).
 """
 
@@ -14,6 +14,13 @@ from contextlib import contextmanager
 import typer
 
 from pie.cluster.errors import ClusterError, ConfigError
+
+
+def printable(text: str) -> str:
+    """Return a text that others may have written, for one line of a terminal: what does not print is escaped."""
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
+    )
 
 
 @contextmanager

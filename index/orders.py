@@ -16,11 +16,18 @@ import msgspec
 import redis
 
 from pie.index.client import make_client, translated
-from pie.index.policy_store import PolicyKeys
+from pie.index.errors import IndexStrangeError
+from pie.index.policy_store import LATEST_UNIX_S, PolicyKeys
 from pie.index.settings import IndexSettings
 from pie.page.key import PageKey
 
 _MOST_EVENTS = 1_000
+_MOST_BYTES = 1 << 20
+"""Of events that are returned at once."""
+_AT_ONCE = 20
+_MOST_COPIES = 1_000_000
+"""More than a table has copies of a group, whoever wrote it."""
+_MOST_SEQ = 1 << 62
 _TABLE_TTL_S = 600
 """A table that no router keeps any more is forgotten: pages have the usual copies again."""
 
@@ -32,12 +39,18 @@ class CopiesTable(msgspec.Struct, frozen=True):
     copies: dict[str, int]
     """By the group's key in hexadecimal."""
 
+    @property
+    def readable(self) -> bool:
+        """Whether this is what was written; otherwise it stands for something else that was there."""
+        return self.seq >= 0
+
     def by_key(self) -> dict[PageKey, int]:
         """Return the table by key."""
         return {PageKey(bytes.fromhex(group)): count for group, count in self.copies.items()}
 
 
 NO_COPIES = CopiesTable(0, {})
+_UNREADABLE = CopiesTable(-1, {})
 
 
 class LoggedEvent(msgspec.Struct, frozen=True):
@@ -69,8 +82,11 @@ class Orders:
 
     def table(self) -> CopiesTable:
         """Return the table in force."""
-        with translated():
-            raw = cast(bytes | None, self._client.get(self._copies))
+        try:
+            with translated():
+                raw = cast(bytes | None, self._client.get(self._copies))
+        except IndexStrangeError:
+            return _UNREADABLE
         return read_table(raw)
 
     def set_table(self, table: CopiesTable) -> None:
@@ -88,11 +104,24 @@ class Orders:
             pipe.execute()
 
     def events(self, most: int) -> list[LoggedEvent]:
-        """Return the latest events, the newest first."""
-        with translated():
-            found = self._client.xrevrange(self._events, count=most)
-        entries = cast(list[tuple[bytes, dict[bytes, bytes]]], found)
-        return [msgspec.json.decode(entry[b"event"], type=LoggedEvent) for _, entry in entries]
+        """Return those of the latest `most` events that can be read, the newest first, of 1 MiB together."""
+        found: list[LoggedEvent] = []
+        newest, room = "+", _MOST_BYTES
+        for at in range(0, most, _AT_ONCE):
+            with translated():
+                some = self._client.xrevrange(
+                    self._events, max=newest, count=min(_AT_ONCE, most - at)
+                )
+            entries = cast(list[tuple[bytes, dict[bytes, bytes]]], some)
+            for name, fields in entries:
+                newest, raw = f"({name.decode()}", fields.get(b"event", b"")
+                event = read_event(raw) if len(raw) <= room else None
+                if event is not None:
+                    room -= len(raw)
+                    found.append(event)
+            if len(entries) < _AT_ONCE:
+                break
+        return found
 
     def close(self) -> None:
         """Disconnect."""
@@ -100,5 +129,22 @@ class Orders:
 
 
 def read_table(raw: bytes | str | None) -> CopiesTable:
-    """Return a table as it was written; none as an empty one."""
-    return NO_COPIES if raw is None else msgspec.json.decode(raw, type=CopiesTable)
+    """Return a table as it was written; none as an empty one, and what is no table as one that is not `readable`."""
+    if raw is None:
+        return NO_COPIES
+    try:
+        table = msgspec.json.decode(raw, type=CopiesTable)
+        groups = table.by_key()
+    except (ValueError, RecursionError):
+        return _UNREADABLE
+    good = all(0 < copies <= _MOST_COPIES for copies in groups.values())
+    return table if good and 0 <= table.seq < _MOST_SEQ else _UNREADABLE
+
+
+def read_event(raw: bytes | str) -> LoggedEvent | None:
+    """Return an event as it was written; None where it is none."""
+    try:
+        event = msgspec.json.decode(raw, type=LoggedEvent)
+    except (ValueError, RecursionError):
+        return None
+    return event if 0 <= event.at_unix_s <= LATEST_UNIX_S else None

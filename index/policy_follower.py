@@ -29,6 +29,7 @@ from pie.index.policy_store import (
     PolicyKeys,
     PolicyVersion,
     RefusedEdit,
+    read_count,
     read_refused,
     read_version,
 )
@@ -139,7 +140,7 @@ class PolicyFollower:
         if copies != self._copies:
             self._copies = copies
             self._on_copies(read_table(copies or None).by_key())
-        return int(number), digest
+        return read_count(number, self._keys), digest
 
     async def _raw(self, number: int) -> bytes | None:
         async with asking(self._settings.request_timeout_s):

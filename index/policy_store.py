@@ -11,6 +11,7 @@ Covers versions and places as tools read and write them. Does not cover followin
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from typing import cast
@@ -19,6 +20,7 @@ import msgspec
 import redis
 
 from pie.index.client import make_client, translated
+from pie.index.errors import IndexStrangeError
 from pie.index.settings import IndexSettings
 
 _MOST_VERSIONS = 100
@@ -26,6 +28,9 @@ _MOST_PROBLEMS = 20
 _HEARD_OF_S = 10
 """A place that has said nothing for so long is not waited for."""
 _FORGOTTEN_S = 3600
+LATEST_UNIX_S = 253_402_300_799
+"""The end of the year 9999: no later time can be told."""
+_MOST_DIGITS = 15
 
 _APPLY = """
 local number = redis.call('INCR', KEYS[1])
@@ -145,19 +150,25 @@ class PolicyStore:
     def current(self) -> int:
         """Return the number of the version in force; 0 where none was applied."""
         with translated():
-            return int(cast(bytes | None, self._client.get(self._keys.count)) or 0)
+            raw = cast(bytes | None, self._client.get(self._keys.count))
+        return read_count(raw or b"0", self._keys)
 
     def version(self, number: int) -> PolicyVersion | None:
-        """Return a version; None where there is none of that number, or no longer."""
+        """Return a version; None where there is none of that number that can be read, or no longer."""
         with translated():
             raw = cast(bytes | None, self._client.hget(self._keys.versions, str(number)))
-        return None if raw is None else read_version(raw)
+        return None if raw is None else _version(raw)
 
     def versions(self) -> dict[int, PolicyVersion]:
-        """Return the versions that are kept, by number."""
+        """Return the versions that are kept and can be read, by number."""
         with translated():
             every = cast(dict[bytes, bytes], self._client.hgetall(self._keys.versions))
-        return {int(number): read_version(every[number]) for number in sorted(every, key=int)}
+        found = {
+            int(number): version
+            for number, raw in every.items()
+            if _is_number(number) and (version := _version(raw)) is not None
+        }
+        return dict(sorted(found.items()))
 
     def places(self) -> dict[str, PlacePolicies]:
         """Return what those run that were heard of lately, and forget those long gone."""
@@ -168,12 +179,16 @@ class PolicyStore:
         found: dict[str, PlacePolicies] = {}
         for place, line in every.items():
             told_s, _, rest = line.partition(b" ")
+            if not _is_number(told_s):
+                continue
             age_s = now_s - int(told_s)
             if age_s <= _HEARD_OF_S:
-                found[place.decode()] = msgspec.json.decode(rest, type=PlacePolicies)
+                # What somebody else wrote there is no place.
+                with contextlib.suppress(ValueError, RecursionError):
+                    found[place.decode()] = msgspec.json.decode(rest, type=PlacePolicies)
             elif age_s > _FORGOTTEN_S:
                 with translated():
-                    self._client.hdel(self._keys.places, place.decode())
+                    self._client.hdel(self._keys.places, place)
         return dict(sorted(found.items()))
 
     def close(self) -> None:
@@ -187,5 +202,37 @@ def read_version(raw: bytes | str) -> PolicyVersion:
 
 
 def read_refused(raw: bytes | str | None) -> RefusedEdit | None:
-    """Return an edit that was refused as it was written; None where there is none."""
-    return msgspec.json.decode(raw, type=RefusedEdit) if raw else None
+    """Return an edit that was refused as it was written; None where there is none that can be read."""
+    try:
+        edit = msgspec.json.decode(raw, type=RefusedEdit) if raw else None
+    except (ValueError, RecursionError):
+        return None
+    return edit if edit is not None and edit.problems else None
+
+
+def read_count(raw: bytes, keys: PolicyKeys) -> int:
+    """Return the number of the version in force.
+
+    Raises:
+        IndexStrangeError: It is none.
+    """
+    if not _is_number(raw):
+        said = raw[:40].decode(errors="backslashreplace")
+        raise IndexStrangeError(
+            f"{keys.count} in Redis is {said!r} and no version's number: somebody else wrote there; "
+            f"set it to the largest number in {keys.versions}"
+        )
+    return int(raw)
+
+
+def _version(raw: bytes | str) -> PolicyVersion | None:
+    """Return a version that can be told."""
+    try:
+        version = read_version(raw)
+    except (ValueError, RecursionError):
+        return None
+    return version if 0 <= version.applied_unix_s <= LATEST_UNIX_S else None
+
+
+def _is_number(raw: bytes) -> bool:
+    return raw.isdigit() and len(raw) <= _MOST_DIGITS

@@ -17,7 +17,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Protocol
+from typing import Protocol, cast
 
 from pie.page.events import PlaceId, PlaceKind
 from pie.page.key import PageKey
@@ -31,7 +31,7 @@ from pie.policies.cluster_policy import (
     SetCopies,
     StorePages,
 )
-from pie.policies.containing import is_own
+from pie.policies.containing import is_own, told
 from pie.policies.wishes import Wishes
 
 log = logging.getLogger("pie.policies.cluster_manager")
@@ -43,10 +43,13 @@ MOST_ORDERS = 8
 MOST_PAGES = 2_048
 BYTES_PER_S = 256 << 20
 AGAIN_S = 20.0
+MOST_CHARS = 300
+"""Of a reason or a name: an event is kept in Redis, and there are a thousand."""
 _QUIET_S = 60.0
 """How long a refusal is not told again."""
 _MOST_PROPOSALS = 1_000
 _MOST_REMEMBERED = 4_096
+_MOST_NUMBER = (1 << 31) - 1
 _ACTIONS: Mapping[type[object], str] = {
     StorePages: "store",
     FetchPages: "fetch",
@@ -79,6 +82,11 @@ class ClusterEvent:
     place: str = ""
     """Of orders about pages and conversations: where."""
     pages: int = 0
+
+    def __post_init__(self) -> None:
+        """Make texts what can be kept, whatever a policy says: short, and of characters that UTF-8 has."""
+        for name in ("policy", "reason", "place"):
+            object.__setattr__(self, name, _kept(getattr(self, name)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +176,8 @@ class ClusterManager:
         except BaseException as error:
             if not is_own(error):
                 raise
-            return Asked(number, failures=(f"{type(error).__name__}: {error}",))
-        good = [one for one in proposed if _is_order(one)]
+            return Asked(number, failures=(_kept(told(error)),))
+        good = [order for one in proposed if (order := _order(one)) is not None]
         failures = []
         if len(good) < len(proposed):
             failures.append(f"{len(proposed) - len(good)} proposals are no orders")
@@ -312,13 +320,51 @@ def _key(order: Order) -> tuple[object, ...]:
     return (type(order).__name__, order.place, order.pages[-1] if order.pages else b"")
 
 
-def _is_order(proposal: object) -> bool:
-    fields = _FIELDS.get(type(proposal))
+def _order(proposal: object) -> Order | None:
+    """Return a proposal with fields of Python's own types, so that none runs a policy's code; None where it is no order."""
+    kind = type(proposal)
+    fields = _FIELDS.get(kind)
     if fields is None:
-        return False
-    if not all(isinstance(getattr(proposal, name), kind) for name, kind in fields.items()):
-        return False
-    return all(isinstance(page, bytes) for page in getattr(proposal, "pages", ()))
+        return None
+    try:
+        found = {name: _field(getattr(proposal, name), of) for name, of in fields.items()}
+    except BaseException as error:
+        if not is_own(error):
+            raise
+        return None
+    return cast(Order, kind(**found))
+
+
+def _field(value: object, kind: type[object]) -> object:
+    """Return what a field says.
+
+    Raises:
+        TypeError: It is of another type; whatever else the value raises.
+        ValueError: It is a number or a name that nothing has.
+    """
+    if not isinstance(value, kind):
+        raise TypeError(kind.__name__)
+    if kind is bytes:
+        return bytes(memoryview(cast(bytes, value)))
+    if kind is int:
+        number = int.__int__(cast(int, value))
+        if abs(number) > _MOST_NUMBER:
+            raise ValueError("number")
+        return number
+    if kind is str:
+        # More than is kept, so that a longer name is not taken for one that is there.
+        return str.__str__(cast(str, value))[: MOST_CHARS + 1]
+    if kind is Sequence:
+        pages = islice(cast(Sequence[object], value), MOST_PAGES + 1)
+        return tuple(_field(page, bytes) for page in pages)
+    return value
+
+
+def _kept(text: str) -> str:
+    """Return a text as it is kept in the log of events."""
+    cut = text if len(text) <= MOST_CHARS else f"{text[: MOST_CHARS - 1]}…"
+    escaped = cut.encode("utf-8", "backslashreplace").decode()
+    return escaped if len(escaped) <= MOST_CHARS else f"{escaped[: MOST_CHARS - 1]}…"
 
 
 def _bad_copies(order: SetCopies, view: ClusterView) -> str:
@@ -353,7 +399,7 @@ def _checked(order: PageOrder, view: ClusterView, holders: Holders) -> tuple[str
     if place is None or (place.kind is not PlaceKind.WORKER and not isinstance(order, LetGo)):
         refused = f"there is no worker {order.place}"
     elif len(order.pages) > MOST_PAGES:
-        refused = f"it is about {len(order.pages)} pages, and {MOST_PAGES} is the most"
+        refused = f"it is about more than {MOST_PAGES} pages"
     elif not isinstance(order, LetGo) and not view.nodes:
         refused = "no pool node is up"
     if refused or place is None:

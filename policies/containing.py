@@ -2,8 +2,8 @@
 
 A user's policy may raise anything, also what would end the process that asks it: `SystemExit`,
 `KeyboardInterrupt`, a cancellation, a kind of its own. Covers telling those from a signal that this
-process got while the policy ran. Does not cover what is done instead (`pie.policies.manager`,
-`pie.router.choice`).
+process got while the policy ran, and telling of one. Does not cover what is done instead
+(`pie.policies.manager`, `pie.router.choice`).
 """
 
 from __future__ import annotations
@@ -24,3 +24,13 @@ def is_own(error: BaseException) -> bool:
     if isinstance(error, KeyboardInterrupt):
         return signal.getsignal(signal.SIGINT) is not signal.default_int_handler
     return isinstance(error, (Exception, SystemExit, GeneratorExit, asyncio.CancelledError))
+
+
+def told(error: BaseException) -> str:
+    """Return what an error says: also its text is a policy's own code, which may raise."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except BaseException as other:
+        if not is_own(other):
+            raise
+        return "it raised an error that does not say what it is"

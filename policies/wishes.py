@@ -41,7 +41,14 @@ class Wishes:
         return max((own.get(group, 0) for own in self._wishes), default=0)
 
     def inherit(self, table: Mapping[PageKey, int]) -> None:
-        """Learn what is in force: what no policy wants is the heir's from now on, where there is one."""
+        """Learn what is in force.
+
+        What a policy wanted and is not in force it may order anew; what is, and no policy wants, is the heir's from
+        now on, where there is one.
+        """
+        for own in self._wishes:
+            for group in [group for group in own if group not in table]:
+                del own[group]
         if self._heir is None:
             return
         for group, copies in table.items():

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from pie.policies.cluster_manager import Asked
+from pie.policies.containing import told
 
 
 class AskedAside:
@@ -35,14 +36,14 @@ class AskedAside:
         for number, question in enumerate(questions):
             before = self._asked[number]
             if before is None or before.done():
-                begun[number] = self._asked[number] = _begin(question)
+                begun[number] = self._asked[number] = _begin(number, question)
         if begun:
             await asyncio.wait(begun.values(), timeout=deadline_s)
         late = [number for number, asked in begun.items() if not asked.done()]
         return [asked.result() for asked in begun.values() if asked.done()], late
 
 
-def _begin(question: Callable[[], Asked]) -> asyncio.Future[Asked]:
+def _begin(number: int, question: Callable[[], Asked]) -> asyncio.Future[Asked]:
     loop = asyncio.get_running_loop()
     asked: asyncio.Future[Asked] = loop.create_future()
 
@@ -51,7 +52,11 @@ def _begin(question: Callable[[], Asked]) -> asyncio.Future[Asked]:
             asked.set_result(answer)
 
     def work() -> None:
-        answer = question()
+        try:
+            answer = question()
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it is the policy's
+            # Without an answer the policy would never be asked again.
+            answer = Asked(number, failures=(told(error),))
         with contextlib.suppress(RuntimeError):  # The loop is closed.
             loop.call_soon_threadsafe(settle, answer)
 

@@ -134,7 +134,12 @@ class Conductor:
         decision = manager.dispose(asked, view, before, self._overview)
         self._carry_out(decision, now_s)
         after = decision.table
-        if after != before or (after and now_s - self._set_s >= _AGAIN_S):
+        if not table.readable:
+            log.error(
+                "the table of copies in Redis cannot be read; it counts as none, and is written anew"
+            )
+        stale = not table.readable or (after and now_s - self._set_s >= _AGAIN_S)
+        if after != before or stale:
             self._set_s = now_s
             changed = CopiesTable(table.seq + 1, {group.hex(): n for group, n in after.items()})
             await asyncio.to_thread(self._orders.set_table, changed)

@@ -71,14 +71,13 @@ class WorkerLink(WorkerBooks):
     @property
     def usable(self) -> bool:
         """Whether it takes requests now."""
+        return self.connected and not self.retired and not self.record.draining
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection to this start of it."""
         client = self._client
-        return (
-            client is not None
-            and not self.retired
-            and not self.record.draining
-            and client.is_up
-            and client.epoch == self.record.epoch
-        )
+        return client is not None and client.is_up and client.epoch == self.record.epoch
 
     def start(self) -> None:
         """Begin to connect; `usable` says when that is done.

@@ -11,6 +11,7 @@ from pie.index.mirror import Mirror
 from pie.page.events import PlaceId, PlaceKind
 from pie.router.census import Census
 from pie.router.gate import Gate
+from pie.router.link import WorkerLink
 from pie.router.memory import AnswerMemory
 from pie.router.metrics import RouterMetrics
 from pie.router.models import ModelCatalog
@@ -61,7 +62,7 @@ class Survey:
                     place=link.record.place,
                     address=link.record.address,
                     pages=self._pages(link.record.place),
-                    state=_state(link.record, census) if link.usable else "unreachable",
+                    state=worker_state(link, census),
                     **_figures(link.record, census),
                     model=link.record.model_name,
                     running=link.decoding,
@@ -128,6 +129,13 @@ def _state(record: PlaceRecord, census: Census) -> str:
     if told.report is None:
         return "silent"
     return "ready" if told.report.state == "serving" else told.report.state
+
+
+def worker_state(link: WorkerLink, census: Census) -> str:
+    """Return how a worker is, as far as it can be reached and was asked."""
+    if link.usable:
+        return _state(link.record, census)
+    return "draining" if link.connected and link.record.draining else "unreachable"
 
 
 def _figures(record: PlaceRecord, census: Census) -> dict[str, dict[str, int | float]]:

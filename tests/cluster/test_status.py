@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from pie.cluster import status as shown
+from pie.cluster.sentences import printable
 from pie.router.status import ClusterStatus, PlaceLine, WorkerLine
 
 WORKER = WorkerLine(
@@ -125,3 +126,10 @@ def test_a_cluster_that_is_not_ready_says_why(monkeypatch: pytest.MonkeyPatch) -
 )
 def test_counts_are_short(number: float, told: str) -> None:
     assert shown.short(number) == told
+
+
+def test_what_others_wrote_is_one_line_of_a_terminal() -> None:
+    assert (
+        printable("\x1b[31mred\nversion 9\x07 \ud800 ü")
+        == "\\x1b[31mred\\nversion 9\\x07 \\ud800 ü"
+    )

@@ -1,0 +1,127 @@
+"""Somebody else writes over keys of policies: what can be read is told, and the table is written anew."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import cast
+
+import msgspec
+import pytest
+import redis
+
+from pie.index.errors import IndexStrangeError
+from pie.index.mirror import Mirror
+from pie.index.orders import CopiesTable, LoggedEvent, Orders, read_event, read_table
+from pie.index.policy_store import PolicyKeys, PolicyStore, read_count, read_refused
+from pie.index.settings import IndexSettings
+from pie.policies.policy_set import PolicySet
+from pie.router.conductor import Conductor
+from pie.router.conversations import Conversations
+from pie.router.demand import Demand
+from pie.router.ordering import Ordering
+from pie.router.overview import Overview
+from tests.support.redis_server import index_settings, redis_server, redis_url
+
+__all__ = ["index_settings", "redis_server", "redis_url"]
+
+DEEP = b'{"x":' + b"[" * 100_000 + b"}"
+JUNK_TABLES = [
+    b"{not json",
+    b'{"seq":1,"copies":{"zz":2}}',
+    b'{"seq":1,"copies":{"11":-1}}',
+    b'{"seq":-5,"copies":{}}',
+    DEEP,
+    b"",
+]
+
+
+@pytest.mark.parametrize("raw", JUNK_TABLES)
+def test_what_is_no_table_counts_as_none_and_is_told_from_it(raw: bytes) -> None:
+    assert read_table(raw).by_key() == {}
+    assert not read_table(raw).readable
+    assert read_table(None).readable
+    assert read_table(b'{"seq":1,"copies":{"11":2}}').by_key() == {b"\x11": 2}
+
+
+def test_what_is_no_event_edit_or_count_is_none() -> None:
+    good = LoggedEvent(1.0, "p", "done", "", 0, "r")
+    assert read_event(msgspec.json.encode(good)) == good
+    for raw in (b"", b"{", b'{"at_unix_s":1e300}', DEEP):
+        assert read_event(raw) is None
+        assert read_refused(raw) is None
+    late = msgspec.json.encode(msgspec.structs.replace(good, at_unix_s=1e300))
+    assert read_event(late) is None
+    keys = PolicyKeys("pie")
+    assert read_count(b"7", keys) == 7
+    with pytest.raises(IndexStrangeError, match=r"pie:\{policies\}:count in Redis is 'x' and no"):
+        read_count(b"x", keys)
+
+
+@pytest.fixture
+def client(index_settings: IndexSettings) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(index_settings.url) as client:
+        yield client
+
+
+@pytest.mark.live
+def test_bad_entries_are_left_out(index_settings: IndexSettings, client: redis.Redis) -> None:
+    keys = PolicyKeys(index_settings.key_prefix)
+    orders, store = (
+        Orders(index_settings.url, index_settings),
+        PolicyStore(index_settings.url, index_settings),
+    )
+    try:
+        for at in range(50):
+            orders.log([LoggedEvent(float(at), "p", "done", "", 0, "r")])
+            client.xadd(keys.events, {"event": "{"})
+            client.xadd(keys.events, {"other": "x"})
+        client.xadd(keys.events, {"event": b"x" * (2 << 20)})
+        found = orders.events(1_000)
+        assert [event.at_unix_s for event in found] == [float(at) for at in range(49, -1, -1)]
+        orders.log([LoggedEvent(1.0, "p", "done", "", 0, "r" * 400_000)] * 4)
+        assert len([one for one in orders.events(1_000) if len(one.reason) > 1]) == 2
+        store.apply("text", "note")
+        client.hset(keys.versions, mapping={"x": "{}", "2": "{", "3": '{"text":1}'})
+        client.hset(keys.places, mapping={"a": "", "b": "x {}", "c": "99999999999999 {"})
+        client.hset(keys.places, b"\xff", '99999999999999 {"version":1}')
+        assert list(store.versions()) == [1]
+        assert store.version(2) is None
+        assert store.places() == {}
+        client.set(keys.count, "x")
+        with pytest.raises(IndexStrangeError, match="no version's number"):
+            store.current()
+    finally:
+        orders.close()
+        store.close()
+
+
+@pytest.mark.live
+async def test_a_table_that_cannot_be_read_is_written_anew_and_told_once(
+    index_settings: IndexSettings, client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = PolicyKeys(index_settings.key_prefix)
+    client.lpush(keys.copies, "x")
+    conductor = Conductor(
+        index_settings.url,
+        "router",
+        Overview(Mirror(), dict, Demand(), Conversations()),
+        Ordering(dict),
+        PolicySet(),
+        settings=index_settings,
+    )
+    conductor.start()
+    try:
+        for junk in (None, b"{not json", b'{"seq":1,"copies":{"zz":2}}'):
+            if junk is not None:
+                client.set(keys.copies, junk)
+            async with asyncio.timeout(30):
+                while client.type(keys.copies) != b"string" or not _table(client, keys).readable:  # noqa: ASYNC110 - Redis tells nobody
+                    await asyncio.sleep(0.05)
+    finally:
+        await conductor.close()
+    assert caplog.text.count("the table of copies in Redis cannot be read") == 3
+
+
+def _table(client: redis.Redis, keys: PolicyKeys) -> CopiesTable:
+    return read_table(cast(bytes, client.get(keys.copies)))
