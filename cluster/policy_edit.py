@@ -173,7 +173,9 @@ def history(desk: Desk) -> str:
     for one in report.versions:
         when = datetime.fromtimestamp(one.applied_unix_s, UTC)
         mark = "*" if one.version == report.version else " "
-        lines.append(f"{mark} {one.version:>4}  {when:%Y-%m-%d %H:%M:%S} UTC  {one.note}")
+        lines.append(
+            f"{mark} {one.version:>4}  {when:%Y-%m-%d %H:%M:%S} UTC  {printable(one.note)}"
+        )
     if not lines:
         lines.append("nothing was applied: every place runs what its configuration names")
     if report.refused is not None:
@@ -185,7 +187,7 @@ def history(desk: Desk) -> str:
     for place in report.places:
         lines.append(f"  {place.place:<28} runs version {place.version}")
         if place.refused:
-            lines.append(f"    and did not take {place.refused}: {place.reason}")
+            lines.append(f"    and did not take {place.refused}: {printable(place.reason)}")
     return "\n".join(lines)
 
 

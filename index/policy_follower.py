@@ -43,6 +43,8 @@ _EVERY_S = 0.5
 _TAKE_S = 30.0
 """Longest that taking a version on may last: a user's module may be slow to import."""
 
+_MOST_CHARS = 1_000
+"""Of a reason: every place tells its own twice a second."""
 _AGAIN_S = 30.0
 """How soon a version is tried again that failed for a reason of the place, not of its own."""
 
@@ -181,6 +183,7 @@ class PolicyFollower:
             reason = "it took too long" if is_late else f"{type(error).__name__}: {error}"
             self._again_at_s = time.monotonic() + _AGAIN_S
         if reason:
+            reason = reason[:_MOST_CHARS].encode("utf-8", "backslashreplace").decode()
             log.warning("version %d of the policies is not taken on: %s", number, reason)
             self.state = msgspec.structs.replace(self.state, refused=number, reason=reason)
         else:

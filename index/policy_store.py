@@ -119,6 +119,7 @@ class PolicyStore:
     def apply(self, text: str | None, note: str) -> int:
         """Make a text the version in force, and return its number."""
         version = PolicyVersion(text, round(time.time(), 3), note)
+        self.current()  # What is no number is told better here than by the script.
         with translated():
             number = self._client.eval(
                 _APPLY,

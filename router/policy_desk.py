@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from pie.index.errors import PageIndexError
+from pie.index.errors import IndexStrangeError, PageIndexError
 from pie.index.orders import Orders
 from pie.index.policy_store import PolicyStore
 from pie.index.settings import IndexSettings
@@ -117,6 +117,8 @@ class PolicyDesk:
     async def _on_thread(self, work: Callable[[], T]) -> T:
         try:
             return await asyncio.to_thread(work)
+        except IndexStrangeError as error:
+            raise ApiError(503, str(error), code="index_down") from error
         except PageIndexError as error:
             raise ApiError(503, f"The index does not answer: {error}", code="index_down") from error
 

@@ -6,7 +6,9 @@ import asyncio
 from pathlib import Path
 
 import httpx
+import redis
 
+from pie.index.policy_store import PolicyKeys
 from pie.policies.routing_plain import RoundRobinRouting
 from pie.router.key_file import KeyFile, write_key_file
 from tests.router.conftest import Cluster
@@ -77,3 +79,26 @@ async def test_what_is_not_acceptable_is_told_and_changes_nothing(cluster: Clust
         answer = await client.post("/admin/policies", content=b'{"text": null}')
         assert answer.status_code == 415
         assert (await client.get("/admin/policies")).json()["version"] == 0
+
+
+async def test_what_others_wrote_is_left_out_and_a_bad_count_is_a_sentence(
+    cluster: Cluster,
+) -> None:
+    router = await cluster.router(0)
+    keys = PolicyKeys(cluster.index.key_prefix)
+    async with httpx.AsyncClient(base_url=router.url) as client:
+        body = {"text": GOOD, "note": "n" * 100_000}
+        assert (await client.post("/admin/policies", json=body)).status_code == 200
+        with redis.Redis.from_url(cluster.index.url) as server:
+            server.hset(keys.versions, "x", "{")
+            server.hset(keys.places, "gone", "x")
+            server.xadd(keys.events, {"event": "{"})
+            report = (await client.get("/admin/policies")).json()
+            assert [len(one["note"]) for one in report["versions"]] == [200]
+            assert (await client.get("/admin/policies/events")).json() == {"events": []}
+            server.set(keys.count, "x")
+        told = await client.get("/admin/policies")
+        applied = await client.post("/admin/policies", json={"text": GOOD})
+        for answer in (told, applied):
+            assert answer.status_code == 503
+            assert "no version's number" in answer.json()["error"]["message"]
