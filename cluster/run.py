@@ -77,9 +77,9 @@ def run_program(
         raise ProgramError(str(failed)) from failed
     if result:
         _print(result + "\n")
-    if reason != EndReason.FINISHED:
+    if wrong or reason != EndReason.FINISHED:
         sys.stderr.write(f"{wrong.rstrip()}\n")
-        if reason != EndReason.RAISED:
+        if reason not in (EndReason.FINISHED, EndReason.RAISED):
             sys.stderr.write(f"pie: {path.name} was ended: {reason}\n")
     return reason == EndReason.FINISHED
 

@@ -45,13 +45,14 @@ async def _run(end: socket.socket) -> None:
     begin = await connection.begin()
     try:
         result = await _call(connection, begin)
-        unheard = await connection.settle()
+        unheard, warning = await connection.settle(), ""
         if unheard is not None:
             text = f"{type(unheard).__name__}: {unheard}"
-            sys.stderr.write(_text(f"warning: a call that nobody awaited failed: {text}\n"))
-            sys.stderr.flush()
+            warning = _text(f"warning: a call that nobody awaited failed: {text}")
         # Longer ones are too long for any host, which says so where it sees one.
-        told = Finished("" if result is None else _text(str(result)[:_MOST_RESULT_CHARS]))
+        told = Finished(
+            "" if result is None else _text(str(result)[:_MOST_RESULT_CHARS]), warning=warning
+        )
     except ProgramTextError as error:
         told = Finished(error=_text(str(error)))
     except BaseException as error:  # noqa: BLE001 - whatever a program raises is told

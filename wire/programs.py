@@ -228,6 +228,8 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
     result: str = ""
     error: str = ""
     """Its traceback, where it raised."""
+    warning: str = ""
+    """What went wrong unheard, where it did not raise."""
 
 
 FromProgram = (

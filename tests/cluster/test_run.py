@@ -27,6 +27,7 @@ async def main(ctx: Context, prompt: str, max_tokens: int = 5, loud: bool = Fals
         raise ValueError("too loud")
     if ctx.tools:
         return await ctx.tool("double", n=21)
+    ctx.working_set.drop([999])
     return f"{ctx.working_set.length} slots"
 '''
 
@@ -68,6 +69,9 @@ def test_a_program_runs_and_what_it_says_prints_and_returns_is_shown(
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()[:2]) == ["printed", "said"]
     assert done.stdout.splitlines()[2].endswith(" slots")
+    assert done.stderr.splitlines()[-1].startswith(
+        "warning: a call that nobody awaited failed: NeverWrittenError: "
+    )
 
 
 def test_a_program_that_raises_shows_its_line_and_ends_with_1(tmp_path: Path, model: Path) -> None:

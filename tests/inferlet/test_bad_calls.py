@@ -203,6 +203,6 @@ async def test_a_last_call_that_fails_unheard_is_a_warning(local: LocalEngine) -
         local, "async def main(ctx):\n    ctx.working_set.drop([99])\n    return 'done'\n"
     )
     assert ran.result == "done"
-    assert ran.ended.output.startswith(
+    assert ran.ended.error.startswith(
         "warning: a call that nobody awaited failed: NeverWrittenError: "
     )

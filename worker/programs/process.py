@@ -60,7 +60,7 @@ class Ended:
     result: str = ""
     """What `main` returned, as text."""
     error: str = ""
-    """What went wrong: a traceback where it raised, else a sentence."""
+    """What went wrong: a traceback where it raised, else a sentence; where it finished, a warning or nothing."""
     output: str = ""
     """What it printed, up to the limit."""
 
@@ -206,7 +206,8 @@ class ProgramProcess:
             if self._finished.error:
                 error = self._finished.error[-_MOST_ERROR_CHARS:]
                 return Ended(EndReason.RAISED, error=error, output=output)
-            return Ended(EndReason.FINISHED, result=self._finished.result, output=output)
+            warning = self._finished.warning[-_MOST_ERROR_CHARS:]
+            return Ended(EndReason.FINISHED, self._finished.result, warning, output)
         if own_end == -signal.SIGXCPU:
             reason = EndReason.TOO_MUCH_CPU
             return Ended(reason, error=_SENTENCES[reason].format(self._settings), output=output)
