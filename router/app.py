@@ -18,7 +18,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 
 from pie.page.events import PlaceId
 from pie.router import openapi
@@ -28,15 +28,16 @@ from pie.router.answer import Answerer
 from pie.router.api.body import BodyLimits, GenerationBody, parse_body
 from pie.router.api.chat import ChatBody
 from pie.router.api.chat_answers import ChatShaper
-from pie.router.api.completions import CompletionBody, CompletionShaper, Echo
+from pie.router.api.completions import CompletionBody, CompletionShaper
 from pie.router.api.listing import Model, ModelList
 from pie.router.api.responses_answers import ResponsesShaper
 from pie.router.api.usage import Shaper
 from pie.router.census import Census, CensusTaker
 from pie.router.conversing import Calling, conversation
+from pie.router.echoing import echo
 from pie.router.endpoint import Endpoint, Handler
 from pie.router.errors import ApiError, invalid, model_not_found, shown, unavailable
-from pie.router.exchange import BodyBudget, Exchange
+from pie.router.exchange import BodyBudget, Exchange, new_request_id
 from pie.router.gate import Gate
 from pie.router.generation import Order, derived_seed
 from pie.router.inferlets import Inferlets
@@ -197,12 +198,12 @@ class RouterApp:
         assert isinstance(error, HTTPException)
         asked = f"{shown(request.method)} {shown(request.url.path)}"
         if error.status_code == 405:
-            allowed = " or ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
+            methods = _methods(request)
             told = ApiError(
                 405,
-                f"{asked} is not allowed; this path takes {allowed}.",
+                f"{asked} is not allowed; this path takes {' or '.join(methods)}.",
                 code="method_not_allowed",
-                headers=error.headers,
+                headers={"allow": ", ".join(methods)},
             )
         else:
             told = ApiError(
@@ -212,7 +213,8 @@ class RouterApp:
                 headers=error.headers,
             )
         self._metrics.requests.labels("other", str(error.status_code)).inc()
-        return JSONResponse(told.body(), told.status, told.headers)
+        named = {"x-pie-request-id": new_request_id()}
+        return JSONResponse(told.body(), told.status, named | told.headers)
 
     async def _chat(self, exchange: Exchange) -> None:
         arrived_s = time.monotonic()
@@ -285,7 +287,8 @@ class RouterApp:
             prompts = await exchange.in_time(_plain(model, body.prompts, keep))
             spelled: Sequence[str | Sequence[int]] = body.prompts if body.echo else ()
             echoes = [
-                _echo(model, asked, prompt) for asked, prompt in zip(spelled, prompts, strict=False)
+                echo(model.prompts.tokenizer, asked, prompt.ids, keep)
+                for asked, prompt in zip(spelled, prompts, strict=False)
             ]
             told = body.told
             shaper = partial(CompletionShaper, choices=body.choices, echoes=echoes, told=told)
@@ -449,6 +452,13 @@ class RouterApp:
         await exchange.respond_json(200, self._document)
 
 
+def _methods(request: Request) -> list[str]:
+    """Return what the path of a request takes: several routes may share one path."""
+    routes = [one for one in request.app.routes if isinstance(one, Route)]
+    found = [one.methods or () for one in routes if one.matches(request.scope)[0] != Match.NONE]
+    return sorted({method for methods in found for method in methods})
+
+
 async def _plain(
     model: ServedModel, prompts: Sequence[str | Sequence[int]], keep: int | None
 ) -> list[Prompt]:
@@ -462,13 +472,6 @@ async def _plain(
             size = model.vocab_size
             made.append(maker.tokens(asked, context_tokens=room, vocab_size=size, keep=keep))
     return made
-
-
-def _echo(model: ServedModel, asked: str | Sequence[int], prompt: Prompt) -> Echo:
-    """Return a prompt as its answers begin with it."""
-    tokenizer = model.prompts.tokenizer
-    text = asked if isinstance(asked, str) else tokenizer.decode(asked, skip_special_tokens=False)
-    return Echo(text, tokenizer.token_bytes(prompt.ids[0]))
 
 
 def _room(

@@ -16,7 +16,13 @@ from typing import Any
 
 import httptools
 import msgspec
-from uvicorn._types import ASGI3Application
+from uvicorn._types import (
+    ASGI3Application,
+    ASGIReceiveCallable,
+    ASGISendCallable,
+    ASGISendEvent,
+    Scope,
+)
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
@@ -209,6 +215,11 @@ class Connection(HttpToolsProtocol):
                 )
             self._offers_upgrade = True
             return
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        # Whoever stands between may go by another one of several.
+        if hosts > 1 or (not hosts and self.parser.get_http_version() == "1.1"):
+            told = f"{hosts} Host headers" if hosts else "no Host header"
+            raise self._refused(invalid(f"The request has {told}; HTTP/1.1 wants one.", None))
         if len(self.pipeline) >= _MOST_AHEAD:
             raise self._refused(
                 ApiError(429, "Too many requests were sent ahead.", code="overloaded")
@@ -272,6 +283,8 @@ class Connection(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         """Begin to answer a request."""
         self._running = cycle
+        if cycle.scope["http_version"] == "1.0":
+            app = _unframed(cycle, app)
         super()._start_asgi_task(cycle, app)
 
     def _feed(self, data: bytes) -> None:
@@ -416,6 +429,32 @@ class Connection(HttpToolsProtocol):
             )
         else:
             self.transport.close()
+
+
+def _unframed(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:
+    """Return an application whose answers without a length end with the connection.
+
+    uvicorn sends them in chunks, which HTTP/1.0 does not know (RFC 9112, 7).
+    """
+
+    async def unframed(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        has_length = True
+
+        async def tell(message: ASGISendEvent) -> None:
+            nonlocal has_length
+            if message["type"] == "http.response.start":
+                has_length = any(
+                    name == b"content-length" for name, _ in message.get("headers", ())
+                )
+                if not has_length:
+                    cycle.chunked_encoding = False
+            elif message["type"] == "http.response.body" and not has_length:
+                cycle.expected_content_length += len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, tell)
+
+    return unframed
 
 
 def _disconnect(cycle: RequestResponseCycle) -> None:

@@ -26,6 +26,11 @@ T = TypeVar("T")
 _encode = msgspec.json.Encoder().encode
 
 
+def new_request_id() -> str:
+    """Return a name that no other request has."""
+    return secrets.token_hex(12)
+
+
 class ClientGoneError(Exception):
     """Nobody is left to answer: the client hung up or takes nothing."""
 
@@ -73,7 +78,7 @@ class Exchange:
         bodies: BodyBudget,
     ) -> None:
         self.scope = scope
-        self.request_id = secrets.token_hex(12)
+        self.request_id = new_request_id()
         """Names the request in its answer, in logs and at workers; nobody else has it."""
         self.arrived_s = time.monotonic()
         self.status = 0
@@ -98,7 +103,7 @@ class Exchange:
         """Return the JSON body.
 
         Raises:
-            ApiError: It is too large, comes too slowly, or is not said to be JSON.
+            ApiError: It is too large, comes too slowly, is compressed, or is not said to be JSON.
             ClientGoneError: The client hung up.
         """
         told = self.header(b"content-type")
@@ -109,6 +114,14 @@ class Exchange:
                 415,
                 f"Content-Type is {shown(kind) if kind else 'missing'}; send the body as {JSON}.",
                 code="unsupported_media_type",
+            )
+        coding = (self.header(b"content-encoding") or "").strip().lower()
+        if coding not in ("", "identity"):
+            raise ApiError(
+                415,
+                f"Content-Encoding is {shown(coding)}; send the body as it is.",
+                code="unsupported_media_type",
+                headers={"accept-encoding": "identity"},
             )
         limit = int(self._settings.max_body_bytes)
         length = self.header(b"content-length")

@@ -25,7 +25,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from pie.router.api.bulk import check_bulk
+from pie.router.api.bulk import check_bulk, check_numbers
 from pie.router.api.extras import extra_problems, unsupported_problems
 from pie.router.api.problems import Problem, problems_of, refuse
 from pie.router.api.structured import (
@@ -425,6 +425,7 @@ def parse_body(
         ApiError: 400 that names the problems; `param` is the first problem's field.
     """
     check_bulk(kind, data)
+    check_numbers(data)
     try:
         body = kind.model_validate_json(data, context=limits)
     except ValidationError as error:
@@ -441,6 +442,7 @@ def parse_body(
 
 def body_problems(body: BaseModel) -> Iterator[Problem]:
     """Yield what is wrong inside the parts of a body that has messages."""
-    for position, message in enumerate(getattr(body, "messages", ())):
+    # Only where the schema knows them: what it does not know would be found as an attribute too.
+    for position, message in enumerate(vars(body).get("messages", ())):
         if message.model_extra:
             yield from extra_problems(message.model_extra, f"messages[{position}].")

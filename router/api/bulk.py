@@ -1,7 +1,7 @@
-"""How much a body may hold, whatever it says.
+"""What a body may hold, whatever it says.
 
 Covers counting what a JSON text holds before anything of it is built: 16 MB have room for five
-million objects, which take seconds of the event loop and gigabytes. Does not cover the length of
+million objects, which take seconds of the event loop and gigabytes; and numbers that are no JSON. Does not cover the length of
 each list, which its schema bounds (`pie.router.api.body`).
 """
 
@@ -34,6 +34,29 @@ def check_bulk(kind: type[BaseModel], data: bytes | bytearray) -> None:
     raise refused
 
 
+def check_numbers(data: bytes | bytearray) -> None:
+    """Refuse `NaN` and `Infinity`, which are no JSON and which the parser takes all the same.
+
+    Raises:
+        ApiError: 400.
+    """
+    for name in (b"NaN", b"Infinity"):
+        if name in data and name in _outside_strings(_unescaped(data)):
+            raise invalid(
+                f"The body is not JSON: {name.decode()} is no number of it", None, "invalid_json"
+            )
+
+
+def _unescaped(data: bytes | bytearray) -> bytes:
+    """Return a JSON text in which each quotation mark begins or ends a string."""
+    return bytes(data).replace(b"\\\\", b"").replace(b'\\"', b"")
+
+
+def _outside_strings(plain: bytes) -> bytes:
+    """Return what stands outside the strings of such a text."""
+    return b'"'.join(plain.split(b'"')[::2])
+
+
 def _refused(data: bytes | bytearray, param: str | None) -> ApiError | None:
     """Return the error for a text that holds too much."""
     broken = _broken_limit(data)
@@ -47,10 +70,10 @@ def _broken_limit(data: bytes | bytearray) -> str | None:
     """Return the limit that a JSON text breaks: what stands outside its strings is counted."""
     if len(data) <= MAX_OBJECTS:
         return None
-    plain = bytes(data).replace(b"\\\\", b"").replace(b'\\"', b"")
+    plain = _unescaped(data)
     if plain.count(b'"') // 2 > MAX_STRINGS:
         return f"{MAX_STRINGS:,} strings"
-    outside = b"".join(plain.split(b'"')[::2])
+    outside = _outside_strings(plain)
     objects = outside.count(b"{")
     if objects > MAX_OBJECTS:
         return f"{MAX_OBJECTS:,} objects"

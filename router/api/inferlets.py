@@ -7,6 +7,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from pie.router.api.bulk import check_numbers
 from pie.router.api.problems import problems_of, refuse
 
 _MOST_ARGUMENTS = 256
@@ -126,6 +127,7 @@ def parse(kind: type[_B], data: bytes) -> _B:
     Raises:
         ApiError: 400 that names the problems.
     """
+    check_numbers(data)
     try:
         return kind.model_validate_json(data or b"{}")
     except ValidationError as error:

@@ -18,7 +18,16 @@ from pie.router.errors import invalid
 _MOST_TOLD = 10
 """Problems that one answer names."""
 
-_OF_SEVERAL_FIELDS = ("stream_options", "best_of", "echo", "tool_choice", "continue_final_message")
+_OF_SEVERAL_FIELDS = (
+    "stream_options",
+    "best_of",
+    "echo",
+    "max_tokens",
+    "prompt_logprobs",
+    "top_logprobs",
+    "tool_choice",
+    "continue_final_message",
+)
 """Mistakes that lie in how fields go together, named like the field that they are told of."""
 
 

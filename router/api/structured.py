@@ -46,8 +46,8 @@ class NamedSchema(BaseModel):
 
     name: str | None = Field(default=None, description="Not used.")
     description: str | None = Field(default=None, description="Not used.")
-    schema_: dict[str, Any] | None = Field(
-        default=None, alias="schema", description="Without one, any JSON object."
+    schema_: dict[str, Any] = Field(
+        alias="schema", description="The schema; an empty one is any JSON object."
     )
     strict: bool | None = Field(default=None, description="Not used: answers always match.")
 

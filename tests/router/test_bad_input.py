@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import logging
 import time
@@ -13,7 +14,7 @@ import pytest
 
 from pie.router.service import RouterService
 from tests.router.conftest import Cluster
-from tests.router.sockets import JSON
+from tests.router.sockets import JSON, Clients
 
 pytestmark = pytest.mark.live
 CHAT = "/v1/chat/completions"
@@ -64,6 +65,82 @@ async def test_bad_bodies(
     assert response.status_code == status
     assert told(response)["param"] == param
     assert (await http.post(router.url + CHAT, json=GOOD)).status_code == 200
+
+
+async def test_messages_where_there_are_none_are_an_unknown_field(
+    router: RouterService, http: httpx.AsyncClient
+) -> None:
+    for path, body, param in (
+        ("/v1/completions", {"prompt": "a", "messages": GOOD["messages"]}, "messages"),
+        ("/v1/completions", {"prompt": "a", "messages": 5}, "messages"),
+        ("/detokenize", {"tokens": [1], "messages": 5}, "messages"),
+        ("/tokenize", {"prompt": "a", "messages": GOOD["messages"]}, "prompt"),
+    ):
+        response = await http.post(router.url + path, json={"model": "mock"} | body)
+        assert response.status_code == 400
+        error = told(response)
+        assert (error["code"], error["param"]) == ("unknown_parameter", param)
+
+
+async def test_a_completion_of_no_tokens_names_its_field(
+    router: RouterService, http: httpx.AsyncClient
+) -> None:
+    body = {"model": "mock", "prompt": "a", "max_tokens": 0}
+    response = await http.post(router.url + "/v1/completions", json=body)
+    assert (response.status_code, told(response)["param"]) == (400, "max_tokens")
+
+
+async def test_what_is_no_number_of_json_is_refused(
+    router: RouterService, http: httpx.AsyncClient
+) -> None:
+    headers = {"content-type": "application/json"}
+    for number in ("NaN", "Infinity", "-Infinity"):
+        for path, text in (
+            ("/tokenize", f'{{"prompt": "hi", "messages": {number}}}'),
+            (CHAT, json.dumps(GOOD)[:-1] + f', "metadata": {{"\\\\": {number}}}}}'),
+        ):
+            response = await http.post(router.url + path, content=text, headers=headers)
+            assert (response.status_code, told(response)["code"]) == (400, "invalid_json")
+    said = {"model": "mock", "messages": [{"role": "user", "content": '"NaN \\" Infinity'}]}
+    assert (await http.post(router.url + CHAT, json=said)).status_code == 200
+
+
+async def test_a_compressed_body_is_refused(router: RouterService, http: httpx.AsyncClient) -> None:
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    content = gzip.compress(json.dumps(GOOD).encode())
+    response = await http.post(router.url + CHAT, content=content, headers=headers)
+    assert (response.status_code, told(response)["code"]) == (415, "unsupported_media_type")
+    headers["content-encoding"] = "identity"
+    response = await http.post(router.url + CHAT, content=json.dumps(GOOD), headers=headers)
+    assert response.status_code == 200
+
+
+async def test_a_request_has_one_host(router: RouterService) -> None:
+    clients = Clients(router.url)
+    for head, status in (
+        (b"HTTP/1.1\r\nhost: a\r\nHost: b\r\n", b"400"),
+        (b"HTTP/1.1\r\n", b"400"),
+        (b"HTTP/1.1\r\nhost: a\r\nconnection: close\r\n", b"200"),
+        (b"HTTP/1.0\r\n", b"200"),
+    ):
+        client = await clients.new(b"GET /health " + head + b"\r\n")
+        assert (await client.whole()).split()[1] == status
+    clients.close()
+
+
+async def test_a_stream_of_http_1_0_ends_with_its_connection(router: RouterService) -> None:
+    content = json.dumps(GOOD | {"stream": True}).encode()
+    clients = Clients(router.url)
+    client = await clients.new(
+        f"POST {CHAT} HTTP/1.0\r\n{JSON}content-length: {len(content)}\r\n\r\n".encode() + content
+    )
+    head, _, events = (await client.whole()).partition(b"\r\n\r\n")
+    assert b" 200 " in head
+    assert b"transfer-encoding" not in head.lower()
+    assert events.startswith(b"data: {")
+    assert events.endswith(b"}\n\ndata: [DONE]\n\n")
+    assert all(not line or line.startswith(b"data: ") for line in events.split(b"\n"))
+    clients.close()
 
 
 async def test_a_body_that_says_it_is_too_large_is_refused_unread(router: RouterService) -> None:
@@ -132,11 +209,28 @@ async def test_unknown_paths_and_wrong_methods(
 ) -> None:
     response = await http.request(method, router.url + path)
     assert response.status_code == status
+    assert response.headers["x-pie-request-id"]
     error = told(response)
     assert path in error["message"]
     if status == 405:
         assert error["code"] == "method_not_allowed"
         assert response.headers["allow"].partition(",")[0] in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("POST", "/v1/responses/x", "DELETE, GET, HEAD"),
+        ("DELETE", "/admin/policies", "GET, HEAD, POST"),
+        ("PUT", "/v1/inferlets", "GET, HEAD, POST"),
+    ],
+)
+async def test_all_that_a_path_takes_is_told(
+    router: RouterService, http: httpx.AsyncClient, method: str, path: str, allowed: str
+) -> None:
+    response = await http.request(method, router.url + path)
+    assert (response.status_code, response.headers["allow"]) == (405, allowed)
+    assert allowed.replace(", ", " or ") in told(response)["message"]
 
 
 @pytest.mark.parametrize(

@@ -163,9 +163,7 @@ def test_no_message_has_a_name_of_ours(fields: dict[str, object]) -> None:
     assert "Chat" not in refused(ChatBody, json.dumps(CHAT | fields).encode()).message
 
 
-@pytest.mark.parametrize(
-    "value", [b"1e999", b"9" * 400, b"-1e-999", b"NaN", b"[1e999]", b'"\\u0000"']
-)
+@pytest.mark.parametrize("value", [b"1e999", b"9" * 400, b"-1e-999", b"[1e999]", b'"\\u0000"'])
 def test_what_is_not_supported_is_told_beside_other_mistakes_whatever_its_value(
     value: bytes,
 ) -> None:

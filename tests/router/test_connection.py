@@ -69,7 +69,7 @@ async def test_large_headers_that_come_at_once_are_refused(clients: Clients) -> 
 
 async def test_trailers_without_end_are_refused(clients: Clients) -> None:
     client = await clients.new()
-    head = f"POST {CHAT} HTTP/1.1\r\n{JSON}authorization: Bearer secret\r\n".encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\n{JSON}authorization: Bearer secret\r\n".encode()
     await client.send(head + b"transfer-encoding: chunked\r\n\r\n1\r\n{\r\n0\r\nx: ")
     await client.send(b"a" * 4096, times=1000, pause_s=0.001)
     assert await client.is_closed()
@@ -80,7 +80,7 @@ async def test_a_body_may_be_larger_than_headers(router: RouterService, clients:
     client = await clients.new()
     body = b'{"model": "' + b"m" * 4 * LIMIT_BYTES + b'", "messages": []}'
     for chunk in (len(body), 1000):
-        head = f"POST {CHAT} HTTP/1.1\r\n{JSON}authorization: Bearer secret\r\n".encode()
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\n{JSON}authorization: Bearer secret\r\n".encode()
         parts = [body[at : at + chunk] for at in range(0, len(body), chunk)]
         chunks = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts)
         client.writer.write(head + b"transfer-encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n")
@@ -120,7 +120,7 @@ async def test_a_body_that_comes_byte_by_byte_runs_out_of_time(
     clients: Clients, token: str
 ) -> None:
     client = await clients.new()
-    head = f"POST {CHAT} HTTP/1.1\r\n{JSON}authorization: Bearer {token}\r\ncontent-length: 1000\r\n\r\n"
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\n{JSON}authorization: Bearer {token}\r\ncontent-length: 1000\r\n\r\n"
     began_s = time.monotonic()
     await client.send(head.encode())
     await client.send(b" ", times=1000, pause_s=LATE_S / 10)
@@ -173,9 +173,7 @@ async def test_who_has_said_nothing_makes_room_before_who_has_said_half(
 
 
 async def test_one_connection_too_many_is_told_so(clients: Clients) -> None:
-    head = (
-        f"POST {CHAT} HTTP/1.1\r\n{JSON}authorization: Bearer secret\r\ncontent-length: 9\r\n\r\n"
-    )
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\n{JSON}authorization: Bearer secret\r\ncontent-length: 9\r\n\r\n"
     for _ in range(8):
         await clients.new(head.encode())
     refused = await clients.new()
@@ -199,7 +197,10 @@ OFFERS = [
 
 def _post(offer: bytes, body: bytes, *, chunked: bool = False) -> tuple[bytes, bytes]:
     """Return head and body of a request that comes with an offer."""
-    head = f"POST {CHAT} HTTP/1.1\r\n{JSON}authorization: Bearer secret\r\n".encode() + offer
+    head = (
+        f"POST {CHAT} HTTP/1.1\r\nhost: x\r\n{JSON}authorization: Bearer secret\r\n".encode()
+        + offer
+    )
     if chunked:
         parts = b"%x\r\n%b\r\n%x\r\n%b\r\n0\r\n\r\n" % (5, body[:5], len(body) - 5, body[5:])
         return head + b"transfer-encoding: chunked\r\n\r\n", parts

@@ -68,6 +68,32 @@ async def test_log_probabilities_of_the_prompt_come_before_the_answers(
     assert sorted(wanted, key=str) == [1, 1, None, None]
 
 
+async def test_an_echo_is_of_the_tokens_that_are_kept(
+    client: AsyncOpenAI, cluster: Cluster
+) -> None:
+    tokenizer = cluster.tokenizer(cluster.mocks[0])
+    ids = tokenizer.encode(PROMPTS[0])
+    asked: dict[str, Any] = {"model": "mock", "max_tokens": 2, "echo": True, "logprobs": 0}
+    # All cuts, some of them within a character, and none.
+    for keep in range(1, len(ids) + 2):
+        kept = ids[-keep:]
+        text = b"".join(map(tokenizer.token_bytes, kept)).decode(errors="replace")
+        for prompt in (PROMPTS[0], ids):
+            answer = await client.completions.create(
+                prompt=prompt, extra_body={"truncate_prompt_tokens": keep}, **asked
+            )
+            (choice,) = answer.choices
+            assert choice.text.startswith(text)
+            told = choice.logprobs
+            assert told
+            assert told.tokens
+            assert told.text_offset
+            assert len(told.tokens) == len(kept) + 2
+            assert told.text_offset[len(kept)] == len(text)
+            for token, offset in zip(told.tokens, told.text_offset, strict=True):
+                assert choice.text.startswith(token, offset) or token.startswith("bytes:")
+
+
 @pytest.mark.parametrize("more", [{"stream": True}, {"best_of": 2}])
 async def test_what_cannot_be_told_is_refused(client: AsyncOpenAI, more: dict[str, Any]) -> None:
     with pytest.raises(openai.BadRequestError, match="echo: with logprobs neither") as refused:
