@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 import logging.handlers
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from pie.cluster.collector import keep_pauses_short
 from pie.cluster.host import Host, Progress, Service, State
 from pie.cluster.pool_process import new_node
 from pie.index.epochs import next_epoch
@@ -48,6 +49,13 @@ def _address(sockets: Path | None, place: PlaceId, epoch: Epoch) -> str:
         host_of_ray: Callable[[], str] = get_node_ip_address
         return f"curve://{host_of_ray()}:0"
     return f"ipc://{sockets}/{place}-{epoch}"
+
+
+def _host(
+    name: str, start: Callable[[Progress], Awaitable[tuple[Service, str]]], error: type[Exception]
+) -> Host:
+    """Run a service, which has this process for itself."""
+    return Host(name, start, expected=(error, PolicyFileError), settle=keep_pauses_short)
 
 
 class ServiceActor:
@@ -119,7 +127,7 @@ class WorkerActor(ServiceActor):
             await service.start(progress)
             return service, service.record.address
 
-        self._host = Host(place, start, expected=(WorkerError, PolicyFileError))
+        self._host = _host(place, start, WorkerError)
 
 
 class PoolActor(ServiceActor):
@@ -157,7 +165,7 @@ class PoolActor(ServiceActor):
             record = await node.start()
             return node, record.address
 
-        self._host = Host(place, start, expected=(PoolError, PolicyFileError))
+        self._host = _host(place, start, PoolError)
 
 
 class RouterActor(ServiceActor):
@@ -188,4 +196,4 @@ class RouterActor(ServiceActor):
             )
             return service, await service.start()
 
-        self._host = Host(name, start, expected=(RouterError, PolicyFileError))
+        self._host = _host(name, start, RouterError)

@@ -18,8 +18,6 @@ from typing import Any, Protocol, TypeVar
 
 import uvloop
 
-from pie.cluster.collector import keep_pauses_short
-
 log = logging.getLogger("pie.cluster.host")
 _T = TypeVar("_T")
 
@@ -65,6 +63,7 @@ class Host:
         name: For the thread and the log.
         start: Builds and starts the service; it returns the service and its address.
         expected: Errors of `start` whose message is meant for a person.
+        settle: Called once it has started, before anybody waits for it.
     """
 
     def __init__(
@@ -73,8 +72,10 @@ class Host:
         start: Callable[[Progress], Awaitable[tuple[Service, str]]],
         *,
         expected: tuple[type[Exception], ...] = (),
+        settle: Callable[[], None] = lambda: None,
     ) -> None:
         self._name = name
+        self._settle = settle
         self._start = start
         self._expected = expected
         self._state = State(Phase.STARTING)
@@ -133,8 +134,7 @@ class Host:
             log.exception("%s failed to start", self._name)
             self._state = State(Phase.FAILED, f"{type(error).__name__}: {error}", expected=False)
         else:
-            # Before anybody waits for it.
-            keep_pauses_short()
+            self._settle()
             self._state = State(Phase.READY, address)
 
     def _progress(self, detail: str) -> None:

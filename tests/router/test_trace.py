@@ -77,6 +77,8 @@ def test_rows_are_written_when_there_are_many_and_when_they_are_old(tmp_path: Pa
     now_s = 61.0
     recorder.tick()
     recorder.add(row(2, 200_000))
+    # While it is being written, what comes is dropped.
+    recorder._thread.submit(lambda: None).result()
     recorder.add(row(3, 1))
     recorder.close()
     assert [one["request_id"] for one in rows(tmp_path)] == ["r1", "r2", "r3"]

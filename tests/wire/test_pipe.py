@@ -9,7 +9,7 @@ import struct
 import pytest
 
 from pie.wire.errors import BadMessage, PeerGone
-from pie.wire.pipe import Pipe
+from pie.wire.pipe import MAX_FRAMES, Pipe
 from pie.wire.programs import Encode, Say, decode_from_program
 
 
@@ -42,13 +42,16 @@ async def test_the_other_ends_close_is_seen() -> None:
 
 
 @pytest.mark.parametrize(
-    "head", [struct.pack("<II", 10, 5000), struct.pack("<III", 10, 1, 1 << 30), b"\xff" * 12]
+    "head",
+    [struct.pack("<II", 10, MAX_FRAMES + 1), struct.pack("<III", 10, 1, 1 << 30), b"\xff" * 12],
 )
 async def test_what_is_too_large_is_refused_before_it_is_read(head: bytes) -> None:
     left, right = await ends(max_bytes=1000)
     left._writer.write(head)
-    with pytest.raises(BadMessage):
-        async with asyncio.timeout(5):
-            await right.read()
-    left.abort()
-    right.abort()
+    try:
+        with pytest.raises(BadMessage):
+            async with asyncio.timeout(5):
+                await right.read()
+    finally:
+        left.abort()
+        right.abort()

@@ -231,6 +231,7 @@ def test_masks_scores_float32_and_odd_heads_are_left_to_torch() -> None:
         "mask_and_window",
         "mask_of_heads",
         "mask_of_heads_and_window",
+        "mask_over_dead_slots",
         "mask_that_leaves_nothing",
         "odd_heads",
         "scores",
