@@ -6,9 +6,10 @@ time comes in as `now_s`. Does not cover running a plan (`pie.worker.engine`).
 A step takes the next token of every sequence in decode first, then prefill by priority and by when each prompt
 would be done had it been alone since it came, bounded so that a long prompt does not stall the others' tokens. So
 a short prompt passes a long one, and none is passed by what comes after the time that it takes itself
-(`docs/design/0019-prefill-order.md`). A sequence is admitted in order of arrival, when its whole prompt fits beside what the running ones were promised. When pages run out all the same, the
-youngest of the least important is suspended: its frozen pages stay cached, in this tier or a lower one, the rest of what
-it computed is kept aside where there is room, and it goes on from there later.
+(`docs/design/0019-prefill-order.md`). A sequence is admitted in order of arrival, when its whole prompt fits
+beside what the running ones were promised. When pages run out all the same, the youngest of the least
+important is suspended: its frozen pages stay cached, in this tier or a lower one, the rest of what it computed
+is kept aside where there is room, and it goes on from there later.
 
 A page is computed by one sequence at a time (single flight): whoever needs a page that an earlier
 one is about to compute, or that a load is to bring, waits for it, page by page. Who that is is seen
