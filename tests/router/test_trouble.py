@@ -279,6 +279,11 @@ async def test_a_router_that_starts_anew_knows_what_workers_hold(cluster: Cluste
     await first.close()
     second = await cluster.router(2)
     client = cluster.openai(second)
+    await until(
+        lambda: any(
+            sum(one.pages.values()) for one in second.status().workers if one.place == place
+        )
+    )
     for _ in range(3):
         again, cached = await asked(client)
         assert again == place
