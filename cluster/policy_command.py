@@ -7,13 +7,19 @@ what a file may say (`pie.policies.loader`).
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from pie.cluster.errors import ConfigError
 from pie.policies.errors import PolicyFileError
 from pie.policies.loader import PolicyText, load_policy_file, read_policy_file
-from pie.policies.policy_set import PolicySet, always
+from pie.policies.policy_set import PolicySet, default_spec
+from pie.policies.registry import PolicyKind
+from pie.policies.saying import said
 from pie.policies.schema import policy_schema
+
+_ALWAYS_SAID = (PolicyKind.RETENTION, PolicyKind.ROUTING)
+"""Kinds that a file's summary names also where they are the default."""
 
 
 def checked(file: Path | None) -> PolicySet:
@@ -44,10 +50,13 @@ def summary(file: Path) -> str:
     """Return a line about a file that is acceptable, or raise as `checked` does."""
     policies = checked(file)
     rules = f"{len(policies.rules)} rule{'' if len(policies.rules) == 1 else 's'}"
-    return (
-        f"{file}: good; retention `{policies.retention.name}`, {rules}, "
-        f"routing `{policies.routing.name}`"
-    )
+    names: dict[PolicyKind, list[str]] = {}
+    for kind, spec in policies.named():
+        if kind in _ALWAYS_SAID or spec != default_spec(kind):
+            names.setdefault(kind, []).append(f"`{spec.name}`")
+    words = [f"{kind} {', '.join(names[kind])}" for kind in names]
+    words.insert(1, rules)
+    return f"{file}: good; {', '.join(words)}"
 
 
 def warnings(file: Path) -> list[str]:
@@ -65,20 +74,18 @@ def in_force(file: Path | None) -> str:
 def lines_of(policies: PolicySet) -> list[str]:
     """Return a line about each policy and rule."""
     lines = []
-    for kind, spec in (
-        ("retention", policies.retention),
-        ("routing", policies.routing),
-        ("replication", policies.replication),
-        *(("migration", spec) for spec in policies.migration if spec not in always()),
-    ):
-        options = "".join(f", {name}: {value}" for name, value in spec.options.items())
-        lines.append(f"  {kind:<12}{spec.name}{options}")
+    for kind, spec in policies.named():
+        lines.append(f"  {kind:<12}{spec.name}{_options(spec.factory, spec.options)}")
     for number, rule in enumerate(policies.rules):
-        options = "".join(f", {name}: {value}" for name, value in rule.options.items())
+        options = _options(type(rule.action), rule.options)
         lines.append(f"  rule {number:<7}{rule.action_name}{options}; {rule.selector}")
     for name, prefix in policies.prefixes.named.items():
         lines.append(f"  prefix      {name}: {prefix}")
     return lines
+
+
+def _options(kind: type[object], options: Mapping[str, object]) -> str:
+    return "".join(f", {name}: {value}" for name, value in said(kind, options).items())
 
 
 def schema() -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from pie.page.events import PlaceKind
 from pie.policies.cluster_policy import ClusterView, LetGo, Order
-from pie.policies.units import Seconds
+from pie.policies.units import Seconds, SessionPattern, TenantPattern
 
 
 class Expire:
@@ -28,8 +28,8 @@ class Expire:
         self,
         after: Seconds,
         *,
-        tenant: str | None = None,
-        session: str | None = None,
+        tenant: TenantPattern | None = None,
+        session: SessionPattern | None = None,
         pool: bool = True,
     ) -> None:
         self._after_s = after

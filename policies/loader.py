@@ -41,7 +41,7 @@ from pie.policies.registry import (
 )
 from pie.policies.rule_loader import read_rules
 from pie.policies.rules import Rule
-from pie.policies.tag_warnings import tag_warnings
+from pie.policies.tag_warnings import TagPattern, patterns_in, tag_warnings
 
 _RULES = "rules"
 _HALVES: Mapping[str, tuple[PolicyKind, ...]] = {
@@ -113,6 +113,7 @@ def load_policies(text: str | bytes, *, name: str, folder: Path | None = None) -
         PolicyFileError: The text is not acceptable; lists every problem.
     """
     problems: list[Problem] = []
+    patterns: list[TagPattern] = []
     specs: dict[PolicyKind, PolicySpec] = {}
     rules: tuple[Rule, ...] = ()
     migration = always()
@@ -132,7 +133,9 @@ def load_policies(text: str | bytes, *, name: str, folder: Path | None = None) -
         what = "kinds of policy, such as " + " and ".join(f"`{kind}`" for kind in kinds)
         for entry in _mapping(half.value, half.key, what, problems):
             if (half.key, entry.key) == ("worker", _RULES):
-                rules = read_rules(entry.value, f"{half.key}.{_RULES}", problems, prefixes)
+                rules = read_rules(
+                    entry.value, f"{half.key}.{_RULES}", problems, prefixes, patterns
+                )
                 continue
             if entry.key not in kinds:
                 elsewhere = [h for h, names in _HALVES.items() if entry.key in names]
@@ -142,9 +145,9 @@ def load_policies(text: str | bytes, *, name: str, folder: Path | None = None) -
                 continue
             kind = PolicyKind(entry.key)
             if kind is PolicyKind.MIGRATION:
-                migration = _several(entry.value, f"{half.key}.{kind}", folder, problems)
+                migration = _several(entry.value, f"{half.key}.{kind}", folder, problems, patterns)
                 continue
-            spec = _spec(kind, entry.value, f"{half.key}.{kind}", folder, problems)
+            spec = _spec(kind, entry.value, f"{half.key}.{kind}", folder, problems, patterns)
             if spec is not None:
                 specs[kind] = spec
     if problems:
@@ -157,12 +160,17 @@ def load_policies(text: str | bytes, *, name: str, folder: Path | None = None) -
         text=text if isinstance(text, str) else text.decode("utf-8-sig"),
         folder=folder,
         prefixes=Prefixes(prefixes),
-        warnings=tuple(tag_warnings(rules)),
+        patterns=tuple(patterns),
+        warnings=tuple(tag_warnings(patterns)),
     )
 
 
 def _several(
-    value: Value, path: str, folder: Path | None, problems: list[Problem]
+    value: Value,
+    path: str,
+    folder: Path | None,
+    problems: list[Problem],
+    patterns: list[TagPattern],
 ) -> tuple[PolicySpec, ...]:
     """Return the migration policies that a list names, and those that are always there."""
     if value.items is None:
@@ -176,7 +184,7 @@ def _several(
         return always()
     specs: list[PolicySpec] = []
     for number, item in enumerate(value.items):
-        spec = _spec(PolicyKind.MIGRATION, item, f"{path}[{number}]", folder, problems)
+        spec = _spec(PolicyKind.MIGRATION, item, f"{path}[{number}]", folder, problems, patterns)
         if spec is None:
             continue
         if spec.name in ALWAYS and spec.name in {one.name for one in specs}:
@@ -188,7 +196,12 @@ def _several(
 
 
 def _spec(
-    kind: PolicyKind, value: Value, path: str, folder: Path | None, problems: list[Problem]
+    kind: PolicyKind,
+    value: Value,
+    path: str,
+    folder: Path | None,
+    problems: list[Problem],
+    patterns: list[TagPattern],
 ) -> PolicySpec | None:
     """Return the policy that a value names, or add what is wrong with it to `problems`."""
     named, options = value, list[Entry]()
@@ -213,6 +226,7 @@ def _spec(
         problems.append(Problem(named.line, named.column, path, str(error)))
         return None
     values, wrong = check_options(factory, {entry.key: entry.value.plain for entry in options})
+    patterns += patterns_in(factory, options, path.removesuffix(".policy"))
     at = {entry.key: entry for entry in options}
     for problem in wrong:
         entry = at.get(problem.option)

@@ -11,11 +11,14 @@ import json
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, ValidationError, create_model
 
 from pie.policies.containing import is_own
 from pie.policies.registry import did_you_mean
+
+_Mark = TypeVar("_Mark")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,28 @@ def options_schema(policy: type[object]) -> dict[str, object]:
     return schema
 
 
+def marked(policy: type[object], kind: type[_Mark]) -> Mapping[str, _Mark]:
+    """Return the options whose annotations have a mark of a kind, such as `Unit`, with that mark."""
+    found = {name: _mark_in(annotation, kind) for name, annotation in _hints(policy).items()}
+    return {name: mark for name, mark in found.items() if mark is not None}
+
+
+def _hints(policy: type[object]) -> Mapping[str, object]:
+    try:
+        return typing.get_type_hints(policy.__init__, include_extras=True)
+    except (NameError, TypeError, AttributeError):  # names that exist for a type checker alone
+        return {}
+
+
+def _mark_in(annotation: object, kind: type[_Mark]) -> _Mark | None:
+    """Return the mark of an annotation, or of one of those that it is made of."""
+    for one in getattr(annotation, "__metadata__", ()):
+        if isinstance(one, kind):
+            return one
+    inner = (_mark_in(one, kind) for one in typing.get_args(annotation))
+    return next((mark for mark in inner if mark is not None), None)
+
+
 def _given(checked: BaseModel) -> list[str]:
     """Return the names of the options that were set."""
     fields = type(checked).model_fields
@@ -81,10 +106,7 @@ def _options_model(policy: type[object]) -> tuple[type[BaseModel], bool]:
         parameters = list(inspect.signature(policy).parameters.values())
     except (TypeError, ValueError):
         parameters = []
-    try:
-        hints = typing.get_type_hints(policy.__init__, include_extras=True)
-    except (NameError, TypeError, AttributeError):  # names that exist for a type checker alone
-        hints = {}
+    hints = _hints(policy)
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
     fields: dict[str, typing.Any] = {}
     for parameter in parameters:

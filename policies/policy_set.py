@@ -6,7 +6,7 @@ Covers making policies from what the file says. Does not cover reading the file
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
@@ -22,6 +22,7 @@ from pie.policies.retention import RetentionPolicy
 from pie.policies.routing import RoutingPolicy
 from pie.policies.rules import Rule, Ruled
 from pie.policies.spill_to_pool import SpillToPool
+from pie.policies.tag_warnings import TagPattern
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +78,18 @@ class PolicySet:
     """Where users' modules were looked for, besides Python's own path."""
     prefixes: Prefixes = field(default_factory=lambda: Prefixes({}), compare=False)
     """The prefixes that rules may name; a worker resolves them for its model."""
-
+    patterns: tuple[TagPattern, ...] = field(default=(), compare=False)
+    """The tenants, conversations and models that its selectors go by."""
     warnings: tuple[Problem, ...] = field(default=(), compare=False)
     """What is no mistake of the file but likely none of what was meant."""
+
+    def named(self) -> Iterator[tuple[PolicyKind, PolicySpec]]:
+        """Yield all policies in force, but for those of `ALWAYS` with their defaults."""
+        usual = always()
+        for kind in PolicyKind:
+            found: PolicySpec | tuple[PolicySpec, ...] = getattr(self, kind)
+            specs = found if isinstance(found, tuple) else (found,)
+            yield from ((kind, spec) for spec in specs if spec not in usual)
 
     def same_retention(self, other: PolicySet) -> bool:
         """Say whether pages are treated alike by both, so that nothing changes for them."""

@@ -15,6 +15,7 @@ from pydantic import Field
 from pie.page.key import PageKey
 from pie.policies.cluster_policy import ClusterView, GroupView, Order, SetCopies
 from pie.policies.prefixes import parse_key
+from pie.policies.units import ModelPattern, SessionPattern, TenantPattern
 
 
 class Replicate:
@@ -33,9 +34,9 @@ class Replicate:
         self,
         copies: Annotated[int, Field(ge=2, le=64)],
         *,
-        tenant: str | None = None,
-        session: str | None = None,
-        model: str | None = None,
+        tenant: TenantPattern | None = None,
+        session: SessionPattern | None = None,
+        model: ModelPattern | None = None,
         prefix: str | None = None,
         uses: Annotated[float, Field(ge=0)] = 0.0,
     ) -> None:

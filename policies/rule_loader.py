@@ -19,15 +19,23 @@ from pie.policies.errors import Problem
 from pie.policies.options import OptionProblem, check_options
 from pie.policies.registry import did_you_mean
 from pie.policies.rules import ACTIONS, Rule, Selector, first_covering
+from pie.policies.tag_warnings import TagPattern, patterns_in
 
 MAX_RULES = 100
 """A page is held against each of them once."""
 
 
 def read_rules(
-    value: Value, path: str, problems: list[Problem], prefixes: Collection[str]
+    value: Value,
+    path: str,
+    problems: list[Problem],
+    prefixes: Collection[str],
+    patterns: list[TagPattern],
 ) -> tuple[Rule, ...]:
-    """Return the rules in a list, which may name `prefixes`; adds what is wrong to `problems`."""
+    """Return the rules in a list, which may name `prefixes`.
+
+    Adds what is wrong to `problems`, and what selectors go by to `patterns`.
+    """
     if value.items is None:
         if value.plain is not None:
             message = "must be a list of rules, each with `match` and `action`"
@@ -48,7 +56,10 @@ def read_rules(
             problems.append(Problem(item.line, item.column, where, message))
             continue
         entries = {entry.key: entry for entry in item.entries}
-        selector = _selector(entries.pop("match", None), where, problems, prefixes)
+        match = entries.pop("match", None)
+        selector = _selector(match, where, problems, prefixes)
+        if match is not None:
+            patterns += patterns_in(Selector, match.value.entries or [], f"{where}.match")
         rule = _rule(item, entries, selector, where, problems)
         if selector is None:
             continue
@@ -90,7 +101,7 @@ def _rule(
     if wrong or selector is None:
         return None
     action = ACTIONS[name](**values)  # type: ignore[arg-type]
-    return Rule(selector, name, action, item.line, item.column)
+    return Rule(selector, name, action)
 
 
 def _selector(

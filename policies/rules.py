@@ -9,7 +9,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Annotated, Literal, TypeVar, get_args
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
@@ -18,7 +18,15 @@ from pie.page.events import Part, Tier
 from pie.page.key import PageKey
 from pie.policies.prefixes import NO_PREFIXES, Prefixes, parse_key
 from pie.policies.retention import PageView, RetentionPolicy
-from pie.policies.units import Bytes, Count, Seconds
+from pie.policies.units import (
+    Bytes,
+    Count,
+    ModelPattern,
+    Seconds,
+    SessionPattern,
+    TenantPattern,
+    seconds_text,
+)
 
 PREFIX_NAME = re.compile(r"[A-Za-z_][\w-]{0,62}")
 """What a prefix may be called; no key in hexadecimal is so short."""
@@ -70,13 +78,13 @@ class Selector:
     def __init__(
         self,
         *,
-        tenant: str | None = None,
+        tenant: TenantPattern | None = None,
         tier: TierNames | None = None,
         part: PartNames | None = None,
         prefix: str | None = None,
         hits: Count | None = None,
-        session: str | None = None,
-        model: str | None = None,
+        session: SessionPattern | None = None,
+        model: ModelPattern | None = None,
         age: Seconds | None = None,
     ) -> None:
         self.tenant = tenant
@@ -110,7 +118,7 @@ class Selector:
         if self.hits:
             said.append(f"used {self.hits} times or more")
         if self.age_s:
-            said.append(f"there for {self.age_s:g} s")
+            said.append(f"there for {seconds_text(self.age_s)}")
         return ", ".join(said) or "any page"
 
     def matches(self, page: PageView, prefixes: Prefixes = NO_PREFIXES) -> bool:
@@ -216,9 +224,6 @@ class Rule:
     selector: Selector
     action_name: str
     action: Action
-    line: int = field(default=0, compare=False)
-    """Where it stands in the file, counted from 1; 0 where it is from none."""
-    column: int = field(default=0, compare=False)
 
     @property
     def options(self) -> Mapping[str, object]:

@@ -1,14 +1,17 @@
 """Kinds of values that options of policies take.
 
-Covers ranges, times and sizes with units, as annotations of constructors' arguments. Does not cover
-checking them (`pie.policies.options`).
+Covers ranges, times and sizes with units, what a selector goes by, as annotations of constructors' arguments,
+and saying a time or a size as a file would. Does not cover checking them (`pie.policies.options`).
 """
 
 from __future__ import annotations
 
 import math
 import re
-from typing import Annotated
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, ByteSize, Field, TypeAdapter, WithJsonSchema
 from pydantic_core import PydanticCustomError
@@ -16,6 +19,41 @@ from pydantic_core import PydanticCustomError
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SECONDS = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
 _SIZE: TypeAdapter[ByteSize] = TypeAdapter(ByteSize)
+_SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A mark of an annotation: what it holds has a unit."""
+
+    text: Callable[[float], str]
+    """Returns a value as a policy file would say it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SelectsBy:
+    """A mark of an annotation: what it holds selects pages or conversations by this."""
+
+    what: Literal["tenant", "session", "model", "prefix"]
+
+
+def seconds_text(value: float) -> str:
+    """Return a time as a policy file would say it, in the largest unit that goes into it: `2h`."""
+    exact = Decimal(repr(float(value)))
+    for name, unit_s in reversed(_UNITS_S.items()):
+        count = (exact / Decimal(str(unit_s))).to_integral_value()
+        # As it is read, so that it is the same also where that rounds.
+        if count and float(count) * unit_s == value:
+            return f"{count:f}{name}"
+    return f"{exact:f}s"
+
+
+def bytes_text(value: float) -> str:
+    """Return a size as a policy file would say it, in the largest unit that goes into it: `2GiB`."""
+    count, unit = int(value), 0
+    while count and count % 1024 == 0 and unit < len(_SIZES) - 1:
+        count, unit = count // 1024, unit + 1
+    return f"{count}{_SIZES[unit]}" if unit else str(count)
 
 
 def _seconds(value: object) -> object:
@@ -54,6 +92,7 @@ Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[
     float,
     BeforeValidator(_seconds),
+    Unit(seconds_text),
     WithJsonSchema(
         {
             "anyOf": [
@@ -68,8 +107,18 @@ Seconds = Annotated[
 Bytes = Annotated[
     int,
     BeforeValidator(_bytes),
+    Unit(bytes_text),
     WithJsonSchema(
         {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": r"^\d"}]}
     ),
 ]
 """A number of bytes, or with a unit: `512MiB`, `2GiB`."""
+
+TenantPattern = Annotated[str, SelectsBy("tenant")]
+"""The tag of a tenant's pages, or a pattern; `""` is no tenant."""
+
+SessionPattern = Annotated[str, SelectsBy("session")]
+"""The tag of a conversation, or a pattern; `""` is none."""
+
+ModelPattern = Annotated[str, SelectsBy("model")]
+"""The root of a model in hexadecimal, or a pattern."""

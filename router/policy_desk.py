@@ -78,7 +78,7 @@ class PolicyDesk:
         warnings = list(policies.warnings)
         tags = self._tenant_tags()
         if tags is not None:
-            warnings += unknown_tenants(policies.rules, tags)
+            warnings += unknown_tenants(policies.patterns, tags)
         note = body.note[:_MOST_NOTE_CHARS]
         version = await self._asked(
             lambda store: store.current() if body.check else store.apply(body.text, note)

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pie.cluster.policy_command import read
+from pie.cluster.policy_command import lines_of, read, summary
 from pie.cluster.policy_edit import Desk, apply_file, warnings
+from pie.policies.loader import load_policies
 from pie.router.api.policies import Applied, PolicyReport
 from tests.support.serving import PIE, environment
 
@@ -38,6 +39,47 @@ def test_policy_check_says_that_a_file_is_good(tmp_path: Path) -> None:
     assert done.stdout == "p.yaml: good; retention `adaptive`, 1 rule, routing `cost`\n"
 
 
+def test_a_summary_names_every_kind_of_policy_that_a_file_names(tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    file.write_text(
+        "cluster:\n  replication: {policy: replicate-hot, copies: 3}\n"
+        "  migration: [prefetch, {policy: drain, share: 0.8}, {policy: expire, after: 2d}]\n"
+    )
+    assert summary(file) == (
+        f"{file}: good; retention `lru`, 0 rules, routing `cost`, replication `replicate-hot`, "
+        "migration `drain`, `expire`"
+    )
+
+
+def test_policies_are_shown_in_the_units_that_the_file_takes() -> None:
+    policies = load_policies(
+        """
+        worker:
+          rules:
+            - {match: {age: 90m, hits: 2}, action: pin, max: 2GiB}
+            - {action: keep-session, keep: 1h, max: 1000}
+        cluster:
+          routing: {policy: weighted, filters: {max-wait-ms: 4000}, scorers: {queue: 2}}
+          replication: {policy: replicate, copies: 2, tenant: "8f*"}
+          migration:
+            - {policy: rebalance, idle: 30s, rate: 128MiB}
+            - {policy: expire, after: 2d, pool: false}
+            - {policy: follow-session, within: 500ms}
+        """,
+        name="p",
+    )
+    assert lines_of(policies) == [
+        "  retention   lru",
+        "  routing     weighted, filters: {max-wait-ms: 4000.0}, scorers: {queue: 2.0}",
+        "  replication replicate, copies: 2, tenant: 8f*",
+        "  migration   rebalance, idle: 30s, rate: 128MiB",
+        "  migration   expire, after: 2d, pool: false",
+        "  migration   follow-session, within: 500ms",
+        "  rule 0      pin, max: 2GiB; used 2 times or more, there for 90m",
+        "  rule 1      keep-session, keep: 1h, max: 1000; any page",
+    ]
+
+
 def test_policy_check_tells_all_that_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_text("worker:\n  retention: lruu\n  rules: [{action: tll}]\n")
     done = pie(tmp_path, "policy", "check", "p.yaml")
@@ -57,11 +99,11 @@ def test_policy_check_warns_of_rules_that_no_page_is_meant_by(tmp_path: Path) ->
     assert done.stdout.startswith("p.yaml: good; ")
     tenant, model = done.stderr.splitlines()
     assert tenant == (
-        "pie: warning: p.yaml:3:7: worker.rules[0].match.tenant: no page is meant: a tag is 16 digits of "
+        "pie: warning: p.yaml:3:15: worker.rules[0].match.tenant: no page is meant: a tag is 16 digits of "
         "0-9 and a-f, as `pie explain` shows it, and none is like 'acme'"
     )
     assert model.startswith(
-        "pie: warning: p.yaml:5:7: worker.rules[1].match.model: no page is meant"
+        "pie: warning: p.yaml:5:30: worker.rules[1].match.model: no page is meant"
     )
 
 
@@ -85,7 +127,7 @@ def test_policy_show_says_what_the_configuration_names(tmp_path: Path) -> None:
         "  retention   lru",
         "  routing     cost",
         "  replication fixed",
-        "  rule 0      ttl, after: 86400.0; tier is disk",
+        "  rule 0      ttl, after: 1d; tier is disk",
     ]
 
 

@@ -1,6 +1,7 @@
 """Rules in policy files, and the schema that editors check them with."""
 
 import textwrap
+from pathlib import Path
 
 import jsonschema  # type: ignore[import-untyped]
 import pytest
@@ -10,6 +11,7 @@ from pie.policies.errors import PolicyFileError
 from pie.policies.loader import load_policies
 from pie.policies.rules import KeepSession, PersistPrefix, Pin, Quota, Ruled, Ttl
 from pie.policies.schema import policy_schema
+from pie.policies.tag_warnings import unknown_tenants
 
 GOOD = """
     worker:
@@ -247,4 +249,67 @@ def test_a_pattern_that_no_tag_is_like_is_warned_of(match: str, warned: bool) ->
     policies = load_policies(f"worker: {{rules: [{{match: {{{match}}}, action: pin}}]}}", name="p")
     assert bool(policies.warnings) is warned
     if warned:
-        assert str(policies.warnings[0]).startswith("1:18: worker.rules[0].match.")
+        assert str(policies.warnings[0]).startswith("1:27: worker.rules[0].match.")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "cluster: {migration: [{policy: expire, after: 1d, tenant: acme}]}",
+            "1:51: cluster.migration[0].tenant: ",
+        ),
+        (
+            "cluster: {migration: [follow-session, {policy: expire, after: 1d, session: '*@*'}]}",
+            "1:67: cluster.migration[1].session: ",
+        ),
+        (
+            "cluster: {migration: [{policy: replicate, copies: 2, model: smollm2}]}",
+            "1:54: cluster.migration[0].model: ",
+        ),
+        (
+            "cluster: {replication: {policy: replicate, copies: 2, tenant: acme}}",
+            "1:55: cluster.replication.tenant: ",
+        ),
+    ],
+)
+def test_a_pattern_of_a_cluster_policy_is_warned_of_as_one_of_a_rule_is(
+    text: str, told: str
+) -> None:
+    (warning,) = load_policies(text, name="p").warnings
+    assert str(warning).startswith(f"{told}no page is meant")
+
+
+def test_a_tenant_that_is_not_known_is_found_wherever_it_is_selected() -> None:
+    policies = load_policies(
+        """
+        worker: {rules: [{match: {tenant: 0123456789abcdef}, action: pin}]}
+        cluster:
+          replication: {policy: replicate, copies: 2, tenant: "0123*"}
+          migration:
+            - {policy: expire, after: 1d, tenant: "aa*"}
+            - {policy: expire, after: 2d, tenant: ""}
+            - {policy: replicate, copies: 2, tenant: "01*"}
+        """,
+        name="p",
+    )
+    assert not policies.warnings
+    assert [one.path for one in unknown_tenants(policies.patterns, {"aabbccddeeff0011"})] == [
+        "worker.rules[0].match.tenant",
+        "cluster.replication.tenant",
+        "cluster.migration[2].tenant",
+    ]
+
+
+def test_a_class_of_a_users_own_is_warned_of_where_its_annotations_say_what_it_selects_by(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "choosy.py").write_text(
+        "from pie.policies.units import TenantPattern\n"
+        "class Choosy:\n"
+        "    def __init__(self, whose: TenantPattern | None = None, *, tenant: str = '') -> None: ...\n"
+        "    def decide(self, view): return []\n"
+    )
+    text = "cluster: {replication: {policy: 'choosy:Choosy', whose: acme, tenant: acme}}"
+    (warning,) = load_policies(text, name="p", folder=tmp_path).warnings
+    assert warning.path == "cluster.replication.whose"

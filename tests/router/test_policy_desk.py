@@ -56,9 +56,9 @@ async def test_a_rule_for_a_tenant_that_is_not_there_is_warned_of(
         checked = await client.post("/admin/policies", json={"text": text, "check": True})
         assert checked.json()["version"] == 0
         first, second = checked.json()["warnings"]
-        assert first.startswith("6:7: worker.rules[3].match.tenant: no page is meant")
+        assert first.startswith("6:16: worker.rules[3].match.tenant: no page is meant")
         assert second.startswith(
-            "5:7: worker.rules[2].match.tenant: no known tenant has a tag like"
+            "5:16: worker.rules[2].match.tenant: no known tenant has a tag like"
         )
         applied = await client.post("/admin/policies", json={"text": text})
         assert applied.json() == {"version": 1, "warnings": checked.json()["warnings"]}
