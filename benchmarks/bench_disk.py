@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from pie.page.format import PageHeader
+from pie.page.header import PageHeader
 from pie.pool.conformance import sample_page
 from pie.pool.disk import DiskTier
 from pie.pool.settings import Durability

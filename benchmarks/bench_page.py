@@ -12,7 +12,8 @@ import numpy as np
 
 from pie.page.codec import Codec
 from pie.page.events import Part
-from pie.page.format import PageHeader, checksum, decode_page, encode_page
+from pie.page.format import decode_page, encode_page
+from pie.page.header import PageHeader, checksum
 from pie.page.key import PageKey, RootKey, page_keys
 
 TOKENS = 32_768

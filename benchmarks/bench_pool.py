@@ -21,7 +21,7 @@ import uvloop
 from benchmarks.peers import mooncake_store
 from pie.index.contract import IndexMode, PlaceRecord
 from pie.page.events import Epoch, PartMask, PlaceId
-from pie.page.format import PageHeader
+from pie.page.header import PageHeader
 from pie.page.key import PageKey
 from pie.page.lookup import LookupStatus
 from pie.pool.client import PoolClient

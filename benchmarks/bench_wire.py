@@ -14,7 +14,7 @@ from pathlib import Path
 import uvloop
 
 from pie.page.events import Epoch, Part
-from pie.page.format import PageHeader, checksum
+from pie.page.header import PageHeader, checksum
 from pie.page.key import PageKey, RootKey
 from pie.wire import Peer, WireClient, WireServer, new_request_id
 from pie.wire.codec import encode

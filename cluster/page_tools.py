@@ -23,7 +23,8 @@ from pie.index.errors import IndexUnavailableError
 from pie.index.lookup import DirectLookup
 from pie.page.errors import BadPage
 from pie.page.events import Part, PartMask, Tier, part_tiers
-from pie.page.format import PageHeader, checksum, page_name
+from pie.page.format import page_name
+from pie.page.header import PageHeader, checksum
 from pie.page.key import KEY_BYTES, PageKey
 from pie.page.lookup import LookupStatus
 from pie.pool.at_rest import PageAtRest, Source, may_be_of_another_secret, problem_of

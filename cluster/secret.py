@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pie.cluster.config import PieConfig
 from pie.cluster.errors import StartError
-from pie.page.format import SECRET_BYTES
+from pie.page.header import SECRET_BYTES
 
 log = logging.getLogger("pie.cluster.secret")
 

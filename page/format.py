@@ -1,7 +1,7 @@
-"""Bytes of a page: its header, its checksum and its file.
+"""A page's file.
 
-Covers the Arrow IPC file that the disk tier and the object tier share, and the header that goes
-beside a payload on the wire. Does not cover where files lie (`pie.pool`).
+Covers the Arrow IPC file that the disk tier and the object tier share. Does not cover what is known of
+a page, in a file or on the wire (`pie.page.header`), or where files lie (`pie.pool`).
 
 A page file holds one record batch with one column of bytes, `payload`, and says all that is known
 of the page in its schema's metadata, so that any Arrow reader can look into it. The checksum in
@@ -20,20 +20,20 @@ from typing import Final, NamedTuple
 
 import msgspec
 import pyarrow as pa
-import xxhash
-from blake3 import blake3
 from typing_extensions import Buffer
 
 from pie.page.cipher import CIPHER, Encrypted, KeyRing, locked
 from pie.page.codec import Codec, pack, unpack
 from pie.page.errors import BadPage, BadPageReason
 from pie.page.events import Part
+from pie.page.header import (
+    FORMAT_VERSION,
+    PageHeader,
+    check_payload,
+    checksum,
+)
 from pie.page.key import KEY_BYTES, PageKey, RootKey
 
-FORMAT_VERSION = 1
-
-CHECKSUM_BYTES = 16
-SECRET_BYTES = 32
 HEAD_BYTES = 4096
 """Within so many first bytes lies a page file's header."""
 
@@ -46,33 +46,6 @@ _CIPHER_FIELDS = frozenset({"cipher", "key_id", "nonce"})
 _FIELD = pa.field("payload", pa.uint8(), nullable=False)
 
 
-class PageHeader(msgspec.Struct, frozen=True, array_like=True):
-    """What is known of a page's part besides its payload."""
-
-    key: PageKey
-    parent: bytes
-    index: int
-    part: Part
-    model_root: RootKey
-    dtype: str
-    layout_id: str
-    page_tokens: int
-    raw_bytes: int
-    """Size of the payload before any codec."""
-    checksum: bytes
-    """XXH3-128 of the raw payload, or a keyed BLAKE3 of it where a cluster secret is set."""
-    shard: int = 0
-    codec: str = "none"
-    """How the payload beside this header is packed; `none` for all that `decode_page` returns."""
-    tenant_tag: str = ""
-    version: int = FORMAT_VERSION
-    group: bytes = b""
-    """Key of the first page of its group, by which pool nodes share pages out; empty where the page has
-    not been in a pool."""
-    session_tag: str = ""
-    """Stands for the conversation whose request computed it; empty where it named none."""
-
-
 class FileHeader(NamedTuple):
     """What a page file says of itself in the clear."""
 
@@ -81,30 +54,6 @@ class FileHeader(NamedTuple):
     """How the payload in the file is packed."""
     key_id: bytes | None = None
     """Which key the payload is encrypted with; None where it is not."""
-
-
-def checksum(payload: Buffer, secret: bytes | None = None) -> bytes:
-    """Return the 16 bytes that a header's `checksum` holds.
-
-    XXH3-128 finds damage. Keyed BLAKE3, with the cluster's secret of 32 bytes, also tells pages
-    that were made elsewhere.
-    """
-    if secret is None:
-        return xxhash.xxh3_128_digest(payload)
-    return blake3(payload, key=secret).digest(CHECKSUM_BYTES)
-
-
-def check_payload(header: PageHeader, payload: memoryview, secret: bytes | None = None) -> None:
-    """Compare a raw payload with its header.
-
-    Raises:
-        BadPage: Its size or checksum is another.
-    """
-    if payload.nbytes != header.raw_bytes:
-        detail = f"{payload.nbytes} bytes instead of {header.raw_bytes}"
-        raise BadPage(BadPageReason.CHECKSUM, detail)
-    if not hmac.compare_digest(checksum(payload, secret), header.checksum):
-        raise BadPage(BadPageReason.CHECKSUM, "the payload is not the one that was written")
 
 
 def encode_page(

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from pie.page.errors import BadPage, BadPageReason
-from pie.page.format import HEAD_BYTES, FileHeader, PageHeader, parse_page_name
+from pie.page.format import HEAD_BYTES, FileHeader, parse_page_name
+from pie.page.header import PageHeader
 from pie.pool.errors import FolderInUseError
 from pie.pool.files import Files, NotAFileError
 from pie.pool.pack_index import Came, Left, decode_records, encode_record

@@ -23,7 +23,7 @@ from typing import NamedTuple, Protocol
 from pie.index.contract import IndexWriter
 from pie.page.columns import PageMasks, together
 from pie.page.events import PageEntry
-from pie.page.format import PageHeader
+from pie.page.header import PageHeader
 from pie.page.lookup import LookupStatus
 from pie.policies.retention import RetentionPolicy
 from pie.pool.shelf import Level

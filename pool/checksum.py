@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing_extensions import Buffer
 
 from pie.page.errors import BadPage
-from pie.page.format import SECRET_BYTES, PageHeader, check_payload, checksum
+from pie.page.header import SECRET_BYTES, PageHeader, check_payload, checksum
 
 
 class Checksum:

@@ -19,7 +19,7 @@ from msgspec import structs
 
 from pie.index.contract import IndexReader, PlaceRecord
 from pie.page.events import PlaceId
-from pie.page.format import PageHeader
+from pie.page.header import PageHeader
 from pie.page.key import PageKey
 from pie.page.lookup import LookupStatus
 from pie.policies.replication import FixedReplication, ReplicationPolicy

@@ -32,7 +32,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pie.page.events import Part
-from pie.page.format import PageHeader
+from pie.page.header import PageHeader
 from pie.page.key import PageKey, RootKey
 from pie.page.lookup import LookupStatus
 from pie.pool.checksum import Checksum

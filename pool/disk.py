@@ -23,7 +23,7 @@ from pathlib import Path
 from pie.page.columns import PageColumns
 from pie.page.errors import BadPageReason
 from pie.page.events import Tier as TierKind
-from pie.page.format import PageHeader
+from pie.page.header import PageHeader
 from pie.page.lookup import LookupStatus
 from pie.pool.checksum import Checksum
 from pie.pool.compaction import Compaction

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 
 from pie.page.columns import PageColumns, concatenated
-from pie.page.format import PageHeader
+from pie.page.header import PageHeader
 from pie.page.lookup import LookupStatus
 from pie.pool.disk_entry import LOCKED, DiskEntry
 from pie.pool.folder import Folder, FoundPack, FoundPage, Home

@@ -26,12 +26,8 @@ from typing import NamedTuple
 import numpy as np
 
 from pie.page.errors import BadPage, BadPageReason
-from pie.page.format import (
-    HEAD_BYTES,
-    PageHeader,
-    page_name,
-    parse_page_name,
-)
+from pie.page.format import HEAD_BYTES, page_name, parse_page_name
+from pie.page.header import PageHeader
 from pie.page.key import KEY_BYTES
 from pie.pool.directories import Directories
 from pie.pool.errors import FolderInUseError

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from pie.page.errors import BadPage
-from pie.page.format import PageHeader
+from pie.page.header import PageHeader
 from pie.page.key import PageKey
 from pie.page.lookup import LookupStatus
 from pie.pool.disk_entry import MISSING, UNREADABLE, DiskEntry

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from pie.page.errors import BadPage
-from pie.page.format import HEAD_BYTES, FileHeader, PageHeader, parse_page_name
+from pie.page.format import HEAD_BYTES, FileHeader, parse_page_name
+from pie.page.header import PageHeader
 from pie.pool.object_entry import ObjectHome, ObjectPack
 from pie.pool.object_lists import ObjectLists
 from pie.pool.object_names import is_list, tail_bytes

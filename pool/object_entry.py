@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pie.page.errors import BadPageReason
-from pie.page.format import PageHeader, page_name
+from pie.page.format import page_name
+from pie.page.header import PageHeader
 from pie.page.lookup import LookupStatus
 from pie.pool.space import Claim
 

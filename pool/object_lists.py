@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from pie.page.format import PageHeader
+from pie.page.header import PageHeader
 from pie.pool.object_names import list_name
 from pie.pool.object_pages import ObjectPages
 from pie.pool.object_store import ObjectStore

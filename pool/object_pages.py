@@ -13,7 +13,8 @@ import msgspec
 from typing_extensions import Buffer
 
 from pie.page.errors import BadPage, BadPageReason
-from pie.page.format import FileHeader, PageHeader
+from pie.page.format import FileHeader
+from pie.page.header import PageHeader
 from pie.pool.object_store import ObjectStart
 from pie.pool.pack_index import Came, Left, Record, decode_records, encode_record
 from pie.pool.sealing import Sealing

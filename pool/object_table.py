@@ -13,7 +13,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from pie.page.events import Part
-from pie.page.format import PageHeader, parse_page_name
+from pie.page.format import parse_page_name
+from pie.page.header import PageHeader
 from pie.page.lookup import LookupStatus
 from pie.pool.object_catalogue import FoundPage, Look
 from pie.pool.object_entry import MISSING, ObjectEntry, ObjectHome, ObjectPack

@@ -20,7 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from pie.page.format import HEAD_BYTES, PageHeader
+from pie.page.format import HEAD_BYTES
+from pie.page.header import PageHeader
 from pie.pool.folder import FRAME_BYTES, SMALL_BYTES
 from pie.pool.object_entry import ObjectEntry, ObjectHome, ObjectPack
 from pie.pool.object_errors import ObjectStoreError, StoreFailure

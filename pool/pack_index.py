@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pie.page.events import Part
-from pie.page.format import CHECKSUM_BYTES, PageHeader, checksum
+from pie.page.header import CHECKSUM_BYTES, PageHeader, checksum
 from pie.page.key import KEY_BYTES, PageKey, RootKey
 
 _MARK = b"PIE\x01"

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from typing_extensions import Buffer
 
-from pie.page.format import PageHeader
+from pie.page.header import PageHeader
 from pie.page.key import PageKey
 from pie.pool.files import Files, NotAFileError
 from pie.pool.pack_index import (

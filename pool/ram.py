@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from pie.page.columns import PageColumns
 from pie.page.events import Tier as TierKind
-from pie.page.format import PageHeader
+from pie.page.header import PageHeader
 from pie.page.lookup import LookupStatus
 from pie.pool.arena import Arena
 from pie.pool.checksum import Checksum

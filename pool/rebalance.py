@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pie.page.events import PlaceId
-from pie.page.format import PageHeader
+from pie.page.header import PageHeader
 from pie.page.key import PageKey
 from pie.pool.placement import Placement
 from pie.pool.tier import PageId, id_of

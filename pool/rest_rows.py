@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from pie.page.columns import PageColumns
 from pie.page.events import Part
-from pie.page.format import CHECKSUM_BYTES, PageHeader
+from pie.page.header import CHECKSUM_BYTES, PageHeader
 from pie.page.key_table import NO_ROW, KeyTable, Row, Rows
 from pie.pool.numbered import Numbered
 from pie.pool.pack_index import CameColumns, Shared, shared_of

@@ -21,7 +21,8 @@ from pie.page.cipher import KeyRing, locked
 from pie.page.codec import Codec, pack
 from pie.page.errors import BadPage, BadPageReason
 from pie.page.events import Part
-from pie.page.format import FileHeader, PageHeader, decode_head, decode_page, page_chunks
+from pie.page.format import FileHeader, decode_head, decode_page, page_chunks
+from pie.page.header import PageHeader
 from pie.page.key import PageKey, RootKey
 from pie.pool.codec_choice import CodecChoice
 from pie.pool.settings import Compression

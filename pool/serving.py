@@ -21,7 +21,7 @@ from concurrent.futures import Executor
 from typing import TypeVar, cast
 
 from pie.page.events import Part
-from pie.page.format import FORMAT_VERSION, PageHeader
+from pie.page.header import FORMAT_VERSION, PageHeader
 from pie.page.key import KEY_BYTES
 from pie.page.lookup import LookupStatus
 from pie.pool.cache import Loan, TieredCache

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pie.index.contract import IndexWriter
 from pie.page.columns import PageMasks, tier_masks
 from pie.page.events import PageEntry
-from pie.page.format import PageHeader
+from pie.page.header import PageHeader
 from pie.page.lookup import LookupStatus
 from pie.policies.hand_over import HandOver
 from pie.policies.manager import RetentionManager

@@ -17,7 +17,7 @@ from typing_extensions import Buffer
 
 from pie.page.columns import PageColumns
 from pie.page.events import PageEntry, Part, Tier as TierKind
-from pie.page.format import PageHeader
+from pie.page.header import PageHeader
 from pie.page.key import PageKey
 from pie.page.key_table import as_keys
 from pie.page.lookup import LookupStatus

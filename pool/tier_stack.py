@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from pie.index.contract import IndexWriter
-from pie.page.format import PageHeader
+from pie.page.header import PageHeader
 from pie.page.lookup import LookupStatus
 from pie.policies.victims import HeldPage
 from pie.pool.cache_counters import CacheCounters

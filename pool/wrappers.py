@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from pie.page.columns import PageColumns
 from pie.page.events import Tier as TierKind
-from pie.page.format import PageHeader
+from pie.page.header import PageHeader
 from pie.page.lookup import LookupStatus
 from pie.pool.tier import BadPages, PageId, StoredPage, Tier
 

@@ -15,7 +15,7 @@ import enum
 import msgspec
 
 from pie.page.events import Epoch, PlaceId
-from pie.page.format import PageHeader
+from pie.page.header import PageHeader
 from pie.page.key import PageKey
 from pie.wire.orders import ChangeResult, PinPages, RemovePages, UnpinPages
 from pie.wire.place_orders import BringNear, LetGoOf, PagesMoved, StoreInPool

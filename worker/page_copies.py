@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from pie.page.events import Part
-from pie.page.format import PageHeader
+from pie.page.header import PageHeader
 from pie.page.key import RootKey
 from pie.page.layout import PageLayout
 from pie.pool.checksum import Checksum

@@ -12,7 +12,7 @@ from typing import Protocol
 from pie.index.feed import MirrorFeed
 from pie.index.mirror import Mirror
 from pie.index.settings import IndexSettings
-from pie.page.format import PageHeader
+from pie.page.header import PageHeader
 from pie.page.key import PageKey
 from pie.page.lookup import LookupStatus
 from pie.policies.replication import TabledReplication

@@ -23,7 +23,8 @@ from pie.index.names import PlaceKeys
 from pie.index.publisher import Publisher
 from pie.index.settings import IndexSettings
 from pie.page.events import Epoch, PlaceId, PlaceKind, Tier
-from pie.page.format import PageHeader, decode_page
+from pie.page.format import decode_page
+from pie.page.header import PageHeader
 from pie.pool.client import PoolClient
 from pie.pool.conformance import put, sample_page
 from pie.pool.disk import DiskTier

@@ -12,7 +12,8 @@ from typer.testing import CliRunner, Result
 from pie.cluster.cli import app
 from pie.cluster.config import load_config
 from pie.cluster.secret import FILE_NAME, kept_secret, secret_file
-from pie.page.format import PageHeader, page_name
+from pie.page.format import page_name
+from pie.page.header import PageHeader
 from pie.pool.conformance import put, sample_page
 from pie.pool.object import ObjectTier
 from pie.pool.sealing import Sealing

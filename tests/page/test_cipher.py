@@ -14,14 +14,13 @@ from pie.page.codec import Codec
 from pie.page.errors import BadPage, BadPageReason
 from pie.page.format import (
     HEAD_BYTES,
-    PageHeader,
-    checksum,
     decode_head,
     decode_header,
     decode_page,
     encode_page,
     page_chunks,
 )
+from pie.page.header import PageHeader, checksum
 from tests.page.test_format import PAYLOAD, SECRET, header_of
 
 OLD, NEW = b"o" * 32, b"n" * 32

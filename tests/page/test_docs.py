@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pie.page.format import FORMAT_VERSION, encode_page
+from pie.page.format import encode_page
+from pie.page.header import FORMAT_VERSION
 from tests.page.test_format import KEY, PAYLOAD, header_of
 
 PAGE = (Path(__file__).parents[2] / "docs/page-format.md").read_text("utf-8")

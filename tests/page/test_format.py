@@ -17,17 +17,8 @@ from pie.page import format as page_format
 from pie.page.codec import Codec
 from pie.page.errors import BadPage, BadPageReason
 from pie.page.events import Part
-from pie.page.format import (
-    FORMAT_VERSION,
-    PageHeader,
-    check_payload,
-    checksum,
-    decode_header,
-    decode_page,
-    encode_page,
-    page_name,
-    parse_page_name,
-)
+from pie.page.format import decode_header, decode_page, encode_page, page_name, parse_page_name
+from pie.page.header import FORMAT_VERSION, PageHeader, check_payload, checksum
 from pie.page.key import PageKey, RootKey
 
 SECRET = b"s" * 32

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from pie.page.format import PageHeader
+from pie.page.header import PageHeader
 from pie.pool.conformance import put, sample_page
 from pie.pool.disk import DiskTier
 from pie.pool.tier import PageId, id_of

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from typing_extensions import Buffer
 
-from pie.page.format import PageHeader
+from pie.page.header import PageHeader
 from pie.pool.conformance import put, sample_page
 from pie.pool.object import ObjectTier
 from pie.pool.object_s3 import S3Store

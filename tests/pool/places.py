@@ -7,7 +7,7 @@ from msgspec import structs
 
 from pie.index.contract import IndexMode, PlaceRecord
 from pie.page.events import PartMask, PlaceId
-from pie.page.format import PageHeader
+from pie.page.header import PageHeader
 from pie.page.key import PageKey
 from pie.pool.client import PoolClient
 from pie.pool.conformance import sample_page

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pie.index.contract import PlaceRecord
 from pie.page.events import PlaceId, Tier
-from pie.page.format import PageHeader
+from pie.page.header import PageHeader
 from pie.page.key import PageKey
 from pie.policies.replication import FixedReplication
 from pie.pool.node import PoolNode

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from pie.page.events import Epoch, PlaceId
-from pie.page.format import PageHeader
+from pie.page.header import PageHeader
 from pie.page.lookup import LookupStatus
 from pie.pool.conformance import sample_page
 from pie.pool.node import PoolNode

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from typing_extensions import Buffer
 
-from pie.page.format import PageHeader
+from pie.page.header import PageHeader
 from pie.page.lookup import LookupStatus
 from pie.pool.checksum import Checksum
 from pie.pool.conformance import put, read, sample_page

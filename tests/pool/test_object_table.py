@@ -15,7 +15,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from pie.page.format import PageHeader, page_name
+from pie.page.format import page_name
+from pie.page.header import PageHeader
 from pie.page.lookup import LookupStatus
 from pie.pool.conformance import sample_page
 from pie.pool.object_catalogue import FoundPage, Look

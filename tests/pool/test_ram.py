@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from hypothesis import settings
 
-from pie.page.format import PageHeader
+from pie.page.header import PageHeader
 from pie.policies.manager import RetentionManager
 from pie.pool.arena import ENTRY_BYTES, Arena
 from pie.pool.cache import TieredCache

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from pie.index.contract import PlaceRecord
 from pie.page.events import Epoch, PlaceId, PlaceKind
-from pie.page.format import PageHeader
+from pie.page.header import PageHeader
 from pie.page.key import PageKey
 from pie.policies.replication import FixedReplication
 from pie.pool.conformance import sample_page

@@ -3,7 +3,7 @@
 from hypothesis import given, settings, strategies as st
 from msgspec import structs
 
-from pie.page.format import PageHeader
+from pie.page.header import PageHeader
 from pie.pool.conformance import sample_key, sample_page
 from pie.pool.pack_index import Came, Left, decode_list, decode_records, encode_record, join
 from pie.pool.rest_rows import Place, RestRows

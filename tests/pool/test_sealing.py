@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from pie.page.errors import BadPage, BadPageReason
-from pie.page.format import HEAD_BYTES, PageHeader
+from pie.page.format import HEAD_BYTES
+from pie.page.header import PageHeader
 from pie.page.key import RootKey
 from pie.pool.checksum import Checksum
 from pie.pool.conformance import sample_page

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from pie.page.events import Part
-from pie.page.format import PageHeader, checksum
+from pie.page.header import PageHeader, checksum
 from pie.page.key import PageKey, RootKey
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from pie.page.events import Epoch
-from pie.page.format import PageHeader
+from pie.page.header import PageHeader
 from pie.page.key import PageKey
 from pie.wire import (
     Peer,

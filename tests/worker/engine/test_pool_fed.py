@@ -19,7 +19,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from pie.page.events import Epoch, Part, PlaceId
-from pie.page.format import PageHeader
+from pie.page.header import PageHeader
 from pie.page.key import page_keys
 from pie.pool.checksum import Checksum
 from pie.pool.client import PoolClient

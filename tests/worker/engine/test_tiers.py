@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pie.page.format import PageHeader
+from pie.page.header import PageHeader
 from pie.page.key import RootKey, page_keys
 from pie.pool.wrappers import FaultyTier, SlowTier
 from pie.tokens.tokenizer import Tokenizer

@@ -10,7 +10,7 @@ from typing import Any
 import xxhash
 
 from pie.page.events import Part
-from pie.page.format import PageHeader
+from pie.page.header import PageHeader
 from pie.page.key import PageKey
 from pie.page.lookup import LookupStatus
 from pie.pool.tier import PageId, StoredPage
