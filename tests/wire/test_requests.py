@@ -40,6 +40,16 @@ from .conftest import EPOCH, SECRET, Connect, Serve
 from .helpers import eventually, header_of
 
 LOAD = Load(0, 0, 0, 0, 0, 0.0, 0.0)
+WAIT_S = 60.0
+
+
+@pytest.fixture
+def settings() -> WireSettings:
+    # Both sides share this process's loop: on a busy machine it may stand still for seconds, and no test here is
+    # about a side that falls silent.
+    return WireSettings(
+        heartbeat_s=0.1, gone_after_s=WAIT_S, silent_after_s=WAIT_S, connect_timeout_s=WAIT_S
+    )
 
 
 def lookup(*numbers: int, epoch: Epoch = EPOCH) -> Lookup:
@@ -66,7 +76,7 @@ async def echo(peer: Peer, message: Message, frames: Sequence[memoryview]) -> No
 
 async def test_a_request_is_answered(serve: Serve, connect: Connect) -> None:
     client = await connect(await serve(echo))
-    answer, frames = await client.request(lookup(1, 2), timeout_s=5)
+    answer, frames = await client.request(lookup(1, 2), timeout_s=WAIT_S)
     assert isinstance(answer, LookupResult)
     assert answer.statuses == (1, 2)
     assert not frames
@@ -83,7 +93,7 @@ async def test_frames_of_every_size_arrive(serve: Serve, connect: Connect) -> No
     sizes = [0, 1, 100, 65_535, 65_536, 3 << 20]
     payloads = [random.randbytes(size) for size in sizes]
     message = PutPages(new_request_id(), EPOCH, tuple(header_of(p) for p in payloads))
-    answer, _ = await client.request(message, payloads, timeout_s=5)
+    answer, _ = await client.request(message, payloads, timeout_s=WAIT_S)
     assert isinstance(answer, PutResult)
     assert list(answer.statuses) == sizes
 
@@ -101,14 +111,14 @@ async def test_thousands_of_interleaved_requests_get_their_own_answers(
     async def ask(number: int) -> None:
         client = clients[number % 3]
         if number % 10:
-            answer, _ = await client.request(lookup(number), timeout_s=60)
+            answer, _ = await client.request(lookup(number), timeout_s=WAIT_S)
             assert isinstance(answer, LookupResult)
             assert answer.statuses == (number,)
         else:
             count = number % 7
             positions = [
                 (message.position, frames[0][0])
-                async for message, frames in client.stream(get(count), timeout_s=60)
+                async for message, frames in client.stream(get(count), timeout_s=WAIT_S)
                 if isinstance(message, PageData)
             ]
             assert positions == [(i, i) for i in range(count)]
@@ -123,7 +133,7 @@ async def test_a_stream_yields_every_answer_in_order(serve: Serve, connect: Conn
     client = await connect(await serve(echo))
     found = [
         message.position
-        async for message, frames in client.stream(get(500), timeout_s=5)
+        async for message, frames in client.stream(get(500), timeout_s=WAIT_S)
         if isinstance(message, PageData) and message.header is not None and len(frames[0]) == 100
     ]
     assert found == list(range(500))
@@ -140,13 +150,13 @@ async def test_leaving_a_stream_cancels_its_handler(serve: Serve, connect: Conne
             raise
 
     client = await connect(await serve(handler))
-    stream = client.stream(get(4000), timeout_s=5)
+    stream = client.stream(get(4000), timeout_s=WAIT_S)
     async for _ in stream:
         break
     await stream.aclose()
-    await asyncio.wait_for(ended.wait(), 5)
+    await asyncio.wait_for(ended.wait(), WAIT_S)
     # What had been sent before is dropped, and its credit given, so that the next one runs.
-    assert len([1 async for _ in client.stream(get(100), timeout_s=5)]) == 100
+    assert len([1 async for _ in client.stream(get(100), timeout_s=WAIT_S)]) == 100
 
 
 async def test_a_refusal_reaches_whoever_asked(serve: Serve, connect: Connect) -> None:
@@ -155,11 +165,11 @@ async def test_a_refusal_reaches_whoever_asked(serve: Serve, connect: Connect) -
 
     client = await connect(await serve(refuse))
     with pytest.raises(RefusedError, match="We are closing") as caught:
-        await client.request(lookup(1), timeout_s=5)
+        await client.request(lookup(1), timeout_s=WAIT_S)
     assert caught.value.code is RefusalCode.DRAINING
     assert caught.value.retry_after_s == 2.5
     with pytest.raises(RefusedError):
-        async for _ in client.stream(get(3), timeout_s=5):
+        async for _ in client.stream(get(3), timeout_s=WAIT_S):
             pass
 
 
@@ -172,7 +182,7 @@ async def test_a_failing_handler_is_a_refusal_that_tells_no_secrets(
     server = await serve(fail)
     client = await connect(server)
     with pytest.raises(RefusedError, match="ZeroDivisionError") as caught:
-        await client.request(lookup(1), timeout_s=5)
+        await client.request(lookup(1), timeout_s=WAIT_S)
     assert caught.value.code is RefusalCode.FAILED
     assert "hello" not in caught.value.message
     assert server.counters.failures == 1
@@ -188,7 +198,7 @@ async def test_another_epoch_is_refused(serve: Serve, connect: Connect) -> None:
     client = await connect(server)
     for epoch in (EPOCH - 1, EPOCH + 1):
         with pytest.raises(RefusedError) as caught:
-            await client.request(lookup(1, epoch=Epoch(epoch)), timeout_s=5)
+            await client.request(lookup(1, epoch=Epoch(epoch)), timeout_s=WAIT_S)
         assert caught.value.code is RefusalCode.STALE_EPOCH
     assert not handled
     assert server.counters.stale_epochs == 2
@@ -206,7 +216,7 @@ async def test_step_tokens_of_another_epoch_are_dropped(serve: Serve, connect: C
     client = await connect(
         await serve(handler), on_message=lambda message, frames: got.append(message)
     )
-    await client.request(lookup(1), timeout_s=5)
+    await client.request(lookup(1), timeout_s=WAIT_S)
     assert got == [StepTokens(EPOCH, (), LOAD)]
     assert client.counters.stale_epochs == 100
 
@@ -228,7 +238,7 @@ async def test_no_answer_is_a_timeout_and_a_cancel(serve: Serve, connect: Connec
     question = lookup(1)
     with pytest.raises(WireTimeout):
         await client.request(question, timeout_s=0.1)
-    await asyncio.wait_for(cancelled.wait(), 5)
+    await asyncio.wait_for(cancelled.wait(), WAIT_S)
     await asyncio.sleep(0.05)
     assert messages == [question, Cancel(question.request_id)]
 
@@ -250,7 +260,7 @@ async def test_a_late_answer_goes_to_nobody(serve: Serve, connect: Connect) -> N
     )
     with pytest.raises(WireTimeout):
         await client.request(first, timeout_s=0.1)
-    await client.request(lookup(2), timeout_s=5)
+    await client.request(lookup(2), timeout_s=WAIT_S)
     assert not got
     assert client.counters.late_answers == 1
 
@@ -269,7 +279,7 @@ async def test_messages_of_a_peer_start_in_order(serve: Serve, connect: Connect)
     for request_id in sent:
         await client.send(Generate(request_id, EPOCH, 0, 1), [b"\0\0\0\0"])
         await client.send(Cancel(f"not {request_id}"))
-    await asyncio.wait_for(done.wait(), 5)
+    await asyncio.wait_for(done.wait(), WAIT_S)
     assert order == [name for request_id in sent for name in (request_id, f"not {request_id}")]
 
 
@@ -284,8 +294,8 @@ async def test_too_many_at_once_are_refused(
 
     server = await serve(handler, settings=settings.model_copy(update={"max_handlers": 10}))
     client = await connect(server)
-    tasks = [asyncio.create_task(client.request(lookup(i), timeout_s=5)) for i in range(30)]
-    await eventually(lambda: server.counters.overloads == 20)
+    tasks = [asyncio.create_task(client.request(lookup(i), timeout_s=WAIT_S)) for i in range(30)]
+    await eventually(lambda: server.counters.overloads == 20, WAIT_S)
     go.set()
     results = await asyncio.gather(*tasks, return_exceptions=True)
     refused = [result for result in results if isinstance(result, RefusedError)]
@@ -307,7 +317,7 @@ async def test_a_client_waits_for_its_own_window(
 
     server = await serve(handler)
     client = await connect(server, settings=settings.model_copy(update={"inflight_requests": 4}))
-    await asyncio.gather(*(client.request(lookup(i), timeout_s=10) for i in range(100)))
+    await asyncio.gather(*(client.request(lookup(i), timeout_s=WAIT_S) for i in range(100)))
     assert most <= 4
 
 
@@ -318,10 +328,10 @@ async def test_the_same_id_twice_at_once_is_refused_here(serve: Serve, connect: 
 
     client = await connect(await serve(handler))
     question = lookup(1)
-    first = asyncio.create_task(client.request(question, timeout_s=5))
+    first = asyncio.create_task(client.request(question, timeout_s=WAIT_S))
     await asyncio.sleep(0)
     with pytest.raises(ValueError, match="under way"):
-        await client.request(question, timeout_s=5)
+        await client.request(question, timeout_s=WAIT_S)
     await first
 
 
@@ -331,7 +341,7 @@ async def test_refusals_of_sent_messages_come_unasked(serve: Serve, connect: Con
         await serve(echo), on_message=lambda message, frames: got.put_nowait(message)
     )
     await client.send(Generate("old", Epoch(1), 0, 1), [b"\0\0\0\0"])
-    refusal = await asyncio.wait_for(got.get(), 5)
+    refusal = await asyncio.wait_for(got.get(), WAIT_S)
     assert isinstance(refusal, Refused)
     assert (refusal.request_id, refusal.code) == ("old", RefusalCode.STALE_EPOCH)
 
@@ -348,7 +358,7 @@ async def test_a_failing_listener_does_not_stop_the_client(
 
     client = await connect(await serve(handler), on_message=listen)
     for i in range(100):
-        await client.request(lookup(i), timeout_s=5)
+        await client.request(lookup(i), timeout_s=WAIT_S)
     assert client.counters.failures == 100
 
 
@@ -366,7 +376,7 @@ async def test_a_closed_client_says_so(serve: Serve, connect: Connect) -> None:
 
     gone: list[None] = []
     client = await connect(await serve(never), on_gone=lambda: gone.append(None))
-    waiting = asyncio.create_task(client.request(lookup(1), timeout_s=60))
+    waiting = asyncio.create_task(client.request(lookup(1), timeout_s=WAIT_S))
     await asyncio.sleep(0.05)
     await client.close()
     with pytest.raises(PeerGone):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
 import re
 import socket
 from collections.abc import Awaitable, Callable, Sequence
@@ -38,6 +39,7 @@ _OURS = frozenset(
     ("host", "content-length", "transfer-encoding", "connection", "keep-alive", "te", "trailer")
 ) | {"upgrade", "expect", "proxy-authorization", "proxy-connection"}
 """Headers that say how a request travels."""
+_LOGGERS = ("httpx", "httpcore")
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
@@ -186,6 +188,10 @@ def new_client() -> httpx.AsyncClient:
     """Return a client that takes nothing from this host but its certificate authorities."""
     import httpx  # noqa: PLC0415
 
+    # It would log each URL, which may hold what programs know of their users; who asks for that is told.
+    for name in _LOGGERS:
+        if (logger := logging.getLogger(name)).level == logging.NOTSET:
+            logger.setLevel(logging.WARNING)
     authorities = httpx.create_ssl_context(trust_env=False)
     authorities.load_default_certs()
     return httpx.AsyncClient(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -62,6 +63,18 @@ async def test_nothing_is_granted_by_default(server: WebServer) -> None:
     assert error.trouble is Trouble.NOT_ALLOWED
     assert f'[programs] http = [{{origin = "{server.origin()}"}}]' in error.message
     assert not server.asked
+
+
+async def test_what_programs_ask_is_in_no_log(
+    server: WebServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("httpx", "httpcore"):
+        monkeypatch.setattr(logging.getLogger(name), "level", logging.NOTSET)
+    caplog.set_level(logging.DEBUG)
+    async with granting({"origin": server.origin()}) as web:
+        await ask(web, server.origin() + "/echo?patient=jane")
+    assert server.asked == ["GET /echo?patient=jane"]
+    assert "jane" not in caplog.text
 
 
 async def test_what_is_granted_is_asked_and_answered(server: WebServer) -> None:
