@@ -53,6 +53,10 @@ _BLIND = 0.25
 """The part of a place's time to live after which a look counts as late: between looks, a place may
 have been alive and Redis forgotten it, because one of us three stood still."""
 
+_QUIET = 0.5
+"""The part of its time to live that a place has left when it has missed signs of life: then Redis is asked
+whether it takes any, because one that only answers would let all places seem to die."""
+
 _WHILE_READING_S = 0.02
 """Longest wait for events while places are read as a whole: theirs are not among those waited for."""
 
@@ -84,7 +88,7 @@ class MirrorFeed:
     """Keeps a mirror equal to what the places publish in Redis.
 
     Redis may be down at the start, go away and come back, or lose everything. `mirror.mode` says
-    how it stands: `DEGRADED` while Redis cannot be reached (the mirror keeps what it knows),
+    how it stands: `DEGRADED` while Redis cannot be reached or takes no writes (the mirror keeps what it knows),
     `RESYNCING` while places are read or expected back, else `OK`.
 
     Args:
@@ -193,6 +197,15 @@ class MirrorFeed:
         listed = await self._listed()
         names = sorted(self._followed.keys() | (listed or set()))
         answers = await self._ask([PlaceKeys(self._settings.key_prefix, name) for name in names])
+        await self._check_writable(
+            [
+                followed.keys
+                for place, (said, ttl_ms) in zip(names, answers, strict=True)
+                if (followed := self._followed.get(place)) is not None
+                and said is not Announced.WITHDRAWN
+                and ttl_ms < _QUIET * followed.ttl_s * 1000
+            ]
+        )
         now_s = time.monotonic()
         self._give_grace(now_s)
         self._reachable = True
@@ -257,6 +270,19 @@ class MirrorFeed:
                 answers[::3], answers[1::3], answers[2::3], strict=True
             )
         ]
+
+    async def _check_writable(self, quiet: Sequence[PlaceKeys]) -> None:
+        """See whether places that are not heard of could be: a replica, for one, takes no signs of life.
+
+        Raises:
+            IndexUnavailableError: Redis takes no writes.
+        """
+        if not quiet:
+            return
+        async with asking(self._limit_s), self._client.pipeline(transaction=False) as pipe:
+            for keys in quiet:
+                pipe.unlink(keys.nothing)
+            await pipe.execute()
 
     def _give_grace(self, now_s: float) -> None:
         """Let no place die of our own blindness: each has the time to announce itself again."""

@@ -9,6 +9,7 @@ Covers where each thing about a place lies. Does not cover what is written there
                                           and the number of its pages
     <prefix>:{<place>}:pages:<generation> hash: key of a page → mask of part × tier
     <prefix>:{<place>}:stream             stream: latest events, entry `<epoch>-<seq>`
+    <prefix>:{<place>}:nothing            never there; readers remove it to see that writes are taken
 
 All that belongs to a place has its name as hash tag, so that one script may touch it all and a
 cluster of Redis shards by place. `alive` expires when the place is not heard of; the rest expires
@@ -29,13 +30,14 @@ def places_key(prefix: str) -> str:
 class PlaceKeys:
     """The keys of one place."""
 
-    __slots__ = ("_base", "alive", "record", "stream")
+    __slots__ = ("_base", "alive", "nothing", "record", "stream")
 
     def __init__(self, prefix: str, place: PlaceId) -> None:
         self._base = f"{prefix}:{{{place}}}"
         self.alive = f"{self._base}:alive"
         self.record = f"{self._base}:record"
         self.stream = f"{self._base}:stream"
+        self.nothing = f"{self._base}:nothing"
 
     def pages(self, generation: str) -> str:
         """Return the key of the pages of one announcement."""

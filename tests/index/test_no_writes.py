@@ -1,0 +1,44 @@
+"""A Redis that answers and takes no writes looks as if every place died."""
+
+import asyncio
+
+import pytest
+
+from pie.index.conformance import key
+from pie.index.contract import IndexMode
+from pie.index.server import EmbeddedServer
+from pie.index.settings import IndexSettings
+from pie.page.events import PlaceId
+from tests.index.places import running, until
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]
+
+
+@pytest.mark.parametrize(
+    ("refuse", "mend"),
+    [
+        ("REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE"),
+        ("CONFIG SET min-replicas-to-write 1", "CONFIG SET min-replicas-to-write 0"),
+        ("ACL SETUSER default -@write", "ACL SETUSER default +@all"),
+    ],
+    ids=["replica", "min-replicas", "acl"],
+)
+async def test_a_redis_that_takes_no_writes_is_a_degraded_one_and_loses_no_place(
+    own_redis_server: EmbeddedServer, refuse: str, mend: str
+) -> None:
+    short = IndexSettings(url=own_redis_server.url, ttl_s=1.0, poll_s=0.05, request_timeout_s=0.5)
+    async with running(short) as index:
+        place = await index.join("w0")
+        place.store(*range(50))
+        await index.settled()
+        seen = len(index.modes)
+        await index.redis.execute_command(*refuse.split())  # type: ignore[no-untyped-call]
+        await until(lambda: index.mirror.mode is IndexMode.DEGRADED, "degraded")
+        # Redis forgets that the place is alive, and nothing can tell it otherwise.
+        await asyncio.sleep(2 * short.ttl_s)
+        assert index.mirror.places().keys() == {PlaceId("w0")}
+        assert index.mirror.matches([key(0)])
+        assert index.modes[seen:] == [IndexMode.DEGRADED]
+        place.store(50)
+        await index.redis.execute_command(*mend.split())  # type: ignore[no-untyped-call]
+        await index.settled()
