@@ -2,6 +2,7 @@
 
     PolicyError
     ├── PolicyFileError      the policy file is not acceptable; lists every problem
+    │   └── PolicyLateError  a user's code that it names has not come back in time
     └── PolicyStalledError   a user's policy has not answered in time
 
 A policy that raises or proposes nonsense while serving is no error: the manager contains it.
@@ -48,3 +49,7 @@ class PolicyFileError(PolicyError):
         return "\n".join(
             f"{self.file}:{'' if problem.line else ' '}{problem}" for problem in self.problems
         )
+
+
+class PolicyLateError(PolicyFileError):
+    """A user's code has not come back in time: the file may be acceptable at another try."""

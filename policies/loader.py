@@ -26,13 +26,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pie.policies.document import MAX_BYTES, Entry, Value, parse_document
-from pie.policies.errors import PolicyFileError, Problem
+from pie.policies.errors import PolicyFileError, PolicyLateError, Problem
 from pie.policies.options import check_options
 from pie.policies.policy_set import PolicySet, PolicySpec, always
 from pie.policies.prefix_loader import PREFIXES, read_prefixes
 from pie.policies.prefixes import NamedPrefix, Prefixes
 from pie.policies.registry import (
     ALWAYS,
+    BUILTIN,
     DEFAULT,
     PolicyKind,
     UnknownPolicyError,
@@ -42,6 +43,7 @@ from pie.policies.registry import (
 from pie.policies.rule_loader import read_rules
 from pie.policies.rules import Rule
 from pie.policies.tag_warnings import TagPattern, patterns_in, tag_warnings
+from pie.policies.user_code import UserCode
 
 _RULES = "rules"
 _HALVES: Mapping[str, tuple[PolicyKind, ...]] = {
@@ -111,8 +113,10 @@ def load_policies(text: str | bytes, *, name: str, folder: Path | None = None) -
 
     Raises:
         PolicyFileError: The text is not acceptable; lists every problem.
+        PolicyLateError: Or code of the user's has not come back within `user_code.LIMIT_S`.
     """
     problems: list[Problem] = []
+    code = UserCode()
     patterns: list[TagPattern] = []
     specs: dict[PolicyKind, PolicySpec] = {}
     rules: tuple[Rule, ...] = ()
@@ -145,13 +149,16 @@ def load_policies(text: str | bytes, *, name: str, folder: Path | None = None) -
                 continue
             kind = PolicyKind(entry.key)
             if kind is PolicyKind.MIGRATION:
-                migration = _several(entry.value, f"{half.key}.{kind}", folder, problems, patterns)
+                migration = _several(
+                    entry.value, f"{half.key}.{kind}", folder, code, problems, patterns
+                )
                 continue
-            spec = _spec(kind, entry.value, f"{half.key}.{kind}", folder, problems, patterns)
+            spec = _spec(kind, entry.value, f"{half.key}.{kind}", folder, code, problems, patterns)
             if spec is not None:
                 specs[kind] = spec
     if problems:
-        raise PolicyFileError(name, sorted(problems, key=lambda p: (p.line, p.column)))
+        kind_of_error = PolicyLateError if code.is_late else PolicyFileError
+        raise kind_of_error(name, sorted(problems, key=lambda p: (p.line, p.column)))
     chosen = {str(kind): spec for kind, spec in specs.items()}
     return PolicySet(
         **chosen,
@@ -169,6 +176,7 @@ def _several(
     value: Value,
     path: str,
     folder: Path | None,
+    code: UserCode,
     problems: list[Problem],
     patterns: list[TagPattern],
 ) -> tuple[PolicySpec, ...]:
@@ -184,7 +192,9 @@ def _several(
         return always()
     specs: list[PolicySpec] = []
     for number, item in enumerate(value.items):
-        spec = _spec(PolicyKind.MIGRATION, item, f"{path}[{number}]", folder, problems, patterns)
+        spec = _spec(
+            PolicyKind.MIGRATION, item, f"{path}[{number}]", folder, code, problems, patterns
+        )
         if spec is None:
             continue
         if spec.name in ALWAYS and spec.name in {one.name for one in specs}:
@@ -200,6 +210,7 @@ def _spec(
     value: Value,
     path: str,
     folder: Path | None,
+    code: UserCode,
     problems: list[Problem],
     patterns: list[TagPattern],
 ) -> PolicySpec | None:
@@ -221,11 +232,13 @@ def _spec(
         problems.append(Problem(named.line, named.column, path, message))
         return None
     try:
-        factory = resolve(kind, named.plain, folder)
+        factory = resolve(kind, named.plain, folder, code)
     except UnknownPolicyError as error:
         problems.append(Problem(named.line, named.column, path, str(error)))
         return None
-    values, wrong = check_options(factory, {entry.key: entry.value.plain for entry in options})
+    is_own = factory in BUILTIN[kind].values()
+    given_options = {entry.key: entry.value.plain for entry in options}
+    values, wrong = check_options(factory, given_options, None if is_own else code)
     patterns += patterns_in(factory, options, path.removesuffix(".policy"))
     at = {entry.key: entry for entry in options}
     for problem in wrong:

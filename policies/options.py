@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, Validation
 
 from pie.policies.containing import is_own
 from pie.policies.registry import did_you_mean
+from pie.policies.user_code import LateError, UserCode
 
 _Mark = TypeVar("_Mark")
 
@@ -30,17 +31,18 @@ class OptionProblem:
 
 
 def check_options(
-    policy: type[object], options: Mapping[str, object]
+    policy: type[object], options: Mapping[str, object], code: UserCode | None = None
 ) -> tuple[dict[str, object], list[OptionProblem]]:
     """Return the options as the constructor wants them, and what is wrong with them.
 
     A policy's options are its constructor's arguments; their annotations say what they may be. The
-    policy is made once, so that its own checks speak too.
+    policy is made once, so that its own checks speak too: by `code`, where it is a user's.
     """
     model, takes_any = _options_model(policy)
+    told = json.dumps(options, default=str)
     try:
         # JSON mode is strict where it should be ("5" is no number) and takes a list for a tuple.
-        checked = model.model_validate_json(json.dumps(options, default=str), strict=True)
+        checked = model.model_validate_json(told, strict=True)
     except ValidationError as error:
         details = error.errors(include_url=False)
         wrong = [_explain(model, detail) for detail in details]
@@ -48,13 +50,18 @@ def check_options(
             # What it says of the others is to be told at once too.
             unknown = {problem.option for problem in wrong}
             known = {name: value for name, value in options.items() if name not in unknown}
-            wrong += check_options(policy, known)[1]
+            wrong += check_options(policy, known, code)[1]
         return {}, wrong
     values: dict[str, object] = {name: getattr(checked, f"o_{name}") for name in _given(checked)}
     if takes_any:
         values.update(checked.model_extra or {})
     try:
-        policy(**values)
+        if code is None:
+            policy(**values)
+        else:
+            code.run(("made", policy, told), lambda: policy(**values))
+    except LateError as error:
+        return {}, [OptionProblem("", f"a new {policy.__name__} {error}")]
     except BaseException as error:
         if not is_own(error):
             raise

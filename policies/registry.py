@@ -41,6 +41,7 @@ from pie.policies.routing_plain import LeastLoadedRouting, PowerOfTwoRouting, Ro
 from pie.policies.routing_weighted import WeightedRouting
 from pie.policies.s3_fifo import S3FifoRetention
 from pie.policies.spill_to_pool import SpillToPool
+from pie.policies.user_code import LateError, UserCode
 
 
 class PolicyKind(enum.StrEnum):
@@ -115,13 +116,16 @@ class UnknownPolicyError(PolicyError):
     """A name that is no policy of the kind asked for; the message says why and what is allowed."""
 
 
-def resolve(kind: PolicyKind, name: str, folder: Path | None = None) -> PolicyClass:
+def resolve(
+    kind: PolicyKind, name: str, folder: Path | None = None, code: UserCode | None = None
+) -> PolicyClass:
     """Return the class that `name` stands for.
 
     Args:
         kind: What the policy must decide.
         name: A built-in's name, or `module:Class`.
         folder: Where to look for the module before Python's own path; the policy file's folder.
+        code: Imports the module by a deadline; its own one where None.
 
     Raises:
         UnknownPolicyError: There is no such policy, or it is not of that kind.
@@ -132,7 +136,7 @@ def resolve(kind: PolicyKind, name: str, folder: Path | None = None) -> PolicyCl
     if ":" not in name:
         installed = _installed(kind)
         if name in installed:
-            return resolve(kind, installed[name])
+            return resolve(kind, installed[name], code=code)
         for other, names in BUILTIN.items():
             if name in names:
                 raise UnknownPolicyError(
@@ -145,7 +149,7 @@ def resolve(kind: PolicyKind, name: str, folder: Path | None = None) -> PolicyCl
     if not _USER_CLASS.fullmatch(name):
         raise UnknownPolicyError(f"{name!r} is not written as `module:Class`")
     module_name, class_name = name.split(":")
-    module = _import(module_name, folder)
+    module = _import(module_name, folder, code or UserCode())
     found = getattr(module, class_name, None)
     if found is None:
         classes = [n for n, v in vars(module).items() if inspect.isclass(v)]
@@ -176,16 +180,22 @@ def _allowed(kind: PolicyKind, installed: Iterable[str] = ()) -> str:
     return f"allowed are {names} and your own `module:Class`"
 
 
-def _import(name: str, folder: Path | None) -> ModuleType:
+def _import(name: str, folder: Path | None, code: UserCode) -> ModuleType:
     """Import a user's module; one that lies in `folder` goes before any other of its name."""
     try:
         if folder is not None:
             file = folder.joinpath(*name.split(".")).with_suffix(".py")
             if file.is_file():
-                return _import_file(name, file)
-        return importlib.import_module(name)
+                return code.run(("import", file), lambda: _import_file(name, file))
+        if name in sys.modules:
+            return importlib.import_module(name)
+        return code.run(("import", name), lambda: importlib.import_module(name))
     except UnknownPolicyError:
         raise
+    except LateError as error:
+        raise UnknownPolicyError(
+            f"the import of module {name!r} {error}: try again once it is over, or let it do less"
+        ) from error
     except ModuleNotFoundError as error:
         if error.name == name or name.startswith(f"{error.name}."):
             looked = f"{folder} or on " if folder is not None else ""

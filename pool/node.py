@@ -25,7 +25,7 @@ from pie.index.settings import IndexSettings
 from pie.page.columns import PageMasks
 from pie.page.events import Epoch, PlaceId, PlaceKind
 from pie.page.key import PageKey
-from pie.policies.errors import PolicyFileError
+from pie.policies.errors import PolicyFileError, PolicyLateError
 from pie.policies.manager import RetentionManager
 from pie.policies.policy_set import PolicySet
 from pie.policies.replication import FixedReplication, ReplicationPolicy, TabledReplication
@@ -441,6 +441,8 @@ class PoolNode:
         """Take a version of the policies on; return why it cannot be, or nothing."""
         try:
             policies = await asyncio.to_thread(self._policies.read, number, version.text)
+        except PolicyLateError:
+            raise  # it may be there at the next try
         except PolicyFileError as error:
             return str(error)
         if not policies.same_retention(self._policies.current):

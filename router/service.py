@@ -27,7 +27,7 @@ from pie.index.policy_follower import PolicyFollower
 from pie.index.policy_store import PolicyVersion
 from pie.index.settings import IndexSettings
 from pie.page.events import PlaceKind
-from pie.policies.errors import PolicyFileError
+from pie.policies.errors import PolicyFileError, PolicyLateError
 from pie.policies.policy_set import PolicySet
 from pie.policies.versions import PolicyVersions
 from pie.router.access import Access
@@ -312,6 +312,8 @@ class RouterService:
         """Take a version of the policies on; return why it cannot be, or nothing."""
         try:
             policies = await asyncio.to_thread(self._policies.read, number, version.text)
+        except PolicyLateError:
+            raise  # it may be there at the next try
         except PolicyFileError as error:
             return str(error)
         if policies.routing != self._policies.current.routing:

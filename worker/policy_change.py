@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pie.index.policy_store import PolicyVersion
-from pie.policies.errors import PolicyFileError
+from pie.policies.errors import PolicyFileError, PolicyLateError
 from pie.policies.policy_set import PolicySet, WorkerMoves
 from pie.policies.versions import PolicyVersions
 from pie.worker.between import between
@@ -49,6 +49,8 @@ class PolicyChange:
         before = self.versions.current
         try:
             policies = await asyncio.to_thread(self.versions.read, number, version.text)
+        except PolicyLateError:
+            raise  # it may be there at the next try
         except PolicyFileError as error:
             return str(error)
         if not policies.same_retention(before):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
+import pytest
 import redis
 
 from pie.index.policy_store import PolicyKeys
+from pie.policies import user_code
 from pie.policies.routing_plain import RoundRobinRouting
 from pie.router.key_file import KeyFile, write_key_file
-from tests.router.conftest import Cluster
+from tests.router.conftest import Cluster, until
 
 GOOD = "cluster: {routing: round-robin}"
 
@@ -102,3 +105,34 @@ async def test_what_others_wrote_is_left_out_and_a_bad_count_is_a_sentence(
         for answer in (told, applied):
             assert answer.status_code == 503
             assert "no version's number" in answer.json()["error"]["message"]
+
+
+async def test_a_module_that_is_imported_for_long_holds_up_nobody_and_changes_nothing(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(user_code, "LIMIT_S", 0.5)
+    (tmp_path / "imported_long.py").write_text(
+        "import time\nfrom pathlib import Path\nhere = Path(__file__)\n"
+        "here.with_name('begun').touch()\n"
+        "while not here.with_name('go').exists(): time.sleep(0.01)\n"
+        "class Long:\n    def choose(self, request, workers): ...\n"
+    )
+    router = await cluster.router(0)
+    router._policies.own = replace(router._policies.own, folder=tmp_path)
+    body = {"text": "worker: {retention: lruu}\ncluster: {routing: 'imported_long:Long'}"}
+    async with httpx.AsyncClient(base_url=router.url) as client:
+        try:
+            applied = asyncio.create_task(client.post("/admin/policies", json=body))
+            await until((tmp_path / "begun").exists)
+            assert (await client.get("/status")).status_code == 200
+            answer = await applied
+            assert answer.status_code == 400
+            first, second = answer.json()["error"]["message"].splitlines()
+            assert "there is no retention policy 'lruu'" in first
+            assert "the import of module 'imported_long' has not come back in 0.5 s" in second
+            assert (await client.get("/admin/policies")).json()["version"] == 0
+        finally:
+            (tmp_path / "go").touch()
+        monkeypatch.setattr(user_code, "LIMIT_S", 60.0)
+        body = {"text": "cluster: {routing: 'imported_long:Long'}"}
+        assert (await client.post("/admin/policies", json=body)).json()["version"] == 1

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from pie.index.policy_store import PolicyVersion
+from pie.policies import user_code
+from pie.policies.errors import PolicyLateError
 from pie.policies.policy_set import PolicySet
 from pie.policies.versions import PolicyVersions
 from pie.tokens.tokenizer import Tokenizer
@@ -85,3 +87,26 @@ async def test_a_table_whose_pages_are_not_handed_over_keeps_its_policy(
     assert await change.take(2, PolicyVersion("worker: {retention: arc}", 0.0)) == ""
     assert table.retention.policy_name == "ArcRetention"
     table.check()
+
+
+async def test_a_module_that_is_imported_for_long_changes_nothing_and_may_be_there_later(
+    thread: EngineThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(user_code, "LIMIT_S", 0.3)
+    (tmp_path / "takes_long.py").write_text(
+        "import time\nfrom pathlib import Path\nfrom pie.policies.arc import ArcRetention\n"
+        "while not Path(__file__).with_name('go').exists(): time.sleep(0.01)\n"
+        "class Long(ArcRetention): ...\n"
+    )
+    table = make_table()
+    versions = PolicyVersions(PolicySet(folder=tmp_path))
+    change = PolicyChange(versions, thread, [table], None, lambda _: None)
+    version = PolicyVersion("worker: {retention: 'takes_long:Long'}", 0.0)
+    with pytest.raises(PolicyLateError, match="has not come back in"):
+        await change.take(1, version)
+    assert table.retention.policy_name == "LruRetention"
+    assert versions.current is versions.own
+    (tmp_path / "go").touch()
+    monkeypatch.setattr(user_code, "LIMIT_S", 60.0)
+    assert await change.take(1, version) == ""
+    assert table.retention.policy_name == "Long"

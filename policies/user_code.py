@@ -1,0 +1,86 @@
+"""A user's code run by a deadline while a policy file is read: imports of modules, and classes tried once.
+
+Covers running each piece on a thread of its own, waiting no longer than what one file may take in all, and going on
+with an import that an earlier file began. Does not cover what is imported (`pie.policies.registry`) or a policy
+that is asked while serving (`pie.policies.aside`).
+
+An import that is late is not broken off, because what it imports itself would be left half done in a process that
+serves: it goes on beside, and is there for the next file once it is over.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar, cast
+
+from pie.policies.errors import PolicyError
+
+LIMIT_S = 10.0
+"""What all user's code of one file may take. A router answers `pie policy apply` within that and a little more."""
+_LEAST_S = 0.1
+"""What each piece has, also where earlier ones have taken all of it: what is imported already is there at once."""
+
+_T = TypeVar("_T")
+_running: dict[Hashable, _Piece[object]] = {}
+_lock = threading.Lock()
+
+
+class LateError(PolicyError):
+    """A piece of user's code has not come back in time."""
+
+
+class UserCode:
+    """Runs the user's code that one policy file names.
+
+    Args:
+        limit_s: What all of it may take; `LIMIT_S` where None.
+    """
+
+    def __init__(self, limit_s: float | None = None) -> None:
+        self.limit_s = LIMIT_S if limit_s is None else limit_s
+        self.is_late = False
+        """Whether some of it has not come back."""
+        self._until_s = time.monotonic() + self.limit_s
+
+    def run(self, name: Hashable, work: Callable[[], _T]) -> _T:
+        """Return what a piece of code does, or what one of the same name does that runs already.
+
+        Raises:
+            LateError: It has not come back in time; it goes on by itself.
+            BaseException: What it raised.
+        """
+        with _lock:
+            piece = _running.get(name)
+            if piece is None:
+                piece = _running[name] = _Piece(name, work)
+                piece.start()
+        if not piece.over.wait(max(_LEAST_S, self._until_s - time.monotonic())):
+            self.is_late = True
+            raise LateError(f"has not come back in {self.limit_s:g} s, and goes on by itself")
+        if piece.error is not None:
+            raise piece.error
+        return cast(_T, piece.result)
+
+
+class _Piece(Generic[_T]):
+    def __init__(self, name: Hashable, work: Callable[[], _T]) -> None:
+        self._name = name
+        self._work = work
+        self.over = threading.Event()
+        self.result: _T | None = None
+        self.error: BaseException | None = None
+
+    def start(self) -> None:
+        # It ends with the process: a command that has told what is wrong does not wait for it.
+        threading.Thread(target=self._run, name="pie-user-code", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self.result = self._work()
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it is the user's code's
+            self.error = error
+        with _lock:
+            del _running[self._name]
+        self.over.set()

@@ -1,0 +1,149 @@
+"""A user's code while a file is read: by a deadline, one piece of a name at a time, and nothing is broken off."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pie.policies import user_code
+from pie.policies.errors import PolicyFileError, PolicyLateError
+from pie.policies.loader import load_policies
+
+SLOW = """
+import time
+from pathlib import Path
+from pie.policies.lru import LruRetention
+here = Path(__file__).parent
+with (here / "begun").open("a") as begun:
+    begun.write("x")
+while not (here / "go").exists():
+    time.sleep(0.01)
+class Slow(LruRetention): ...
+"""
+STUCK = """
+import time
+from pathlib import Path
+from pie.policies.lru import LruRetention
+class Stuck(LruRetention):
+    def __init__(self, pages: int = 0) -> None:
+        super().__init__()
+        while pages and not (Path(__file__).parent / "go").exists():
+            time.sleep(0.01)
+"""
+TEXT = "worker: {retention: 'slow:Slow'}"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setattr(user_code, "LIMIT_S", 0.3)
+    (tmp_path / "slow.py").write_text(SLOW)
+    (tmp_path / "stuck.py").write_text(STUCK)
+    yield tmp_path
+    (tmp_path / "go").touch()
+    until(lambda: not user_code._running)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def test_an_import_that_is_late_is_one_sentence_beside_all_else_that_is_wrong(folder: Path) -> None:
+    with pytest.raises(PolicyLateError) as caught:
+        load_policies(f"{TEXT}\ncluster: {{routing: cosst}}", name="p", folder=folder)
+    first, second = map(str, caught.value.problems)
+    assert first == (
+        "1:21: worker.retention: the import of module 'slow' has not come back in 0.3 s, and goes on by "
+        "itself: try again once it is over, or let it do less"
+    )
+    assert "there is no routing policy 'cosst'" in second
+
+
+def test_an_import_goes_on_once_and_is_there_for_the_next_file(folder: Path) -> None:
+    for _ in range(3):
+        with pytest.raises(PolicyLateError):
+            load_policies(TEXT, name="p", folder=folder)
+    assert (folder / "begun").read_text() == "x"
+    assert sum(one.name == "pie-user-code" for one in threading.enumerate()) == 1
+    (folder / "go").touch()
+    until(lambda: not user_code._running)
+    assert load_policies(TEXT, name="p", folder=folder).retention.factory.__name__ == "Slow"
+    assert (folder / "begun").read_text() == "x"
+
+
+def test_two_files_at_once_see_a_module_that_is_whole(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(user_code, "LIMIT_S", 60.0)
+    found: list[str] = []
+
+    def read() -> None:
+        found.append(load_policies(TEXT, name="p", folder=folder).retention.factory.__name__)
+
+    threads = [threading.Thread(target=read) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    until((folder / "begun").exists)
+    (folder / "go").touch()
+    for thread in threads:
+        thread.join(30)
+    assert found == ["Slow", "Slow"]
+
+
+def test_a_class_that_is_made_for_ever_is_one_sentence_too(folder: Path) -> None:
+    for _ in range(2):
+        with pytest.raises(PolicyLateError) as caught:
+            load_policies(
+                "worker: {retention: {policy: 'stuck:Stuck', pages: 1}}", name="p", folder=folder
+            )
+        assert [str(one) for one in caught.value.problems] == [
+            "1:30: worker.retention: a new Stuck has not come back in 0.3 s, and goes on by itself"
+        ]
+    assert sum(one.name == "pie-user-code" for one in threading.enumerate()) == 1
+    policies = load_policies("worker: {retention: 'stuck:Stuck'}", name="p", folder=folder)
+    assert policies.retention.name == "stuck:Stuck"
+
+
+def test_every_module_that_is_late_is_told(folder: Path) -> None:
+    for number in range(3):
+        (folder / f"slow{number}.py").write_text(SLOW)
+    several = ", ".join(f"'slow{number}:Slow'" for number in range(3))
+    with pytest.raises(PolicyLateError) as caught:
+        load_policies(f"cluster: {{migration: [{several}]}}", name="p", folder=folder)
+    assert len(caught.value.problems) == 3
+
+
+def test_what_is_wrong_for_good_is_not_late(folder: Path) -> None:
+    with pytest.raises(PolicyFileError) as caught:
+        load_policies("worker: {retention: 'nowhere:X'}", name="p", folder=folder)
+    assert not isinstance(caught.value, PolicyLateError)
+
+
+def test_a_command_says_it_and_ends_though_the_import_goes_on(folder: Path) -> None:
+    (folder / "for_ever.py").write_text("while True: pass\n")
+    (folder / "p.yaml").write_text("worker: {retention: 'for_ever:X'}")
+    code = (
+        "from pie.policies import user_code; user_code.LIMIT_S = 0.3\n"
+        "from pie.cluster.cli import app; app(['policy', 'check', 'p.yaml'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(
+        "pie: p.yaml:1:21: worker.retention: the import of module 'for_ever' has not come back in 0.3 s"
+    )
+    assert len(done.stderr.splitlines()) == 1
