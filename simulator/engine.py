@@ -173,6 +173,8 @@ class MockEngine:
         """Take a request; False where the queue is full. What is too long for it is the caller's."""
         assert len(job.tokens) + job.max_tokens <= self.context_tokens
         self._submitted += 1
+        if self._under_way is not None:
+            self._settle(self._under_way)
         working_set = WorkingSet(
             self.table,
             job.root,
@@ -202,7 +204,9 @@ class MockEngine:
     def load(self) -> Load:
         """Return how busy it is, as of the last step that has ended."""
         steps = self._under_way
-        computed = 0 if steps is None else steps.prefill * steps.passed(self._clock.now_s())
+        computed = 0
+        if steps is not None:
+            computed = steps.prefill * max(0, steps.passed(self._clock.now_s()) - steps.settled)
         return Load(
             running=self._scheduler.running,
             waiting=self._scheduler.waiting,
@@ -288,6 +292,17 @@ class MockEngine:
             steps.count = count
             steps.timer = self._clock.at(steps.end_s, self._end)
 
+    def _settle(self, steps: _Steps) -> None:
+        """Take in the pages that have been computed by now: who comes finds them, as step by step."""
+        now_s = self._clock.now_s()
+        passed = steps.passed(now_s)
+        if steps.prefill and passed > steps.settled:
+            for chunk in steps.plan.chunks:
+                if chunk.tokens > 1:
+                    self._take_in(steps, chunk, passed - steps.settled, now_s)
+            steps.settled = passed
+            self._tell_changes()
+
     def _end(self) -> None:
         """Take in what the steps under way made, and begin the next."""
         steps = self._under_way
@@ -304,14 +319,8 @@ class MockEngine:
         counts.busy_s += steps.step_s * steps.count
         deltas: list[TokenDelta] = []
         for chunk in steps.plan.chunks:
-            job = self._jobs.get(chunk.sequence.number)
-            # One that was cancelled, or suspended for another's sake, is none of this step's.
-            if job is None or chunk.sequence.state is not SequenceState.RUNNING:
-                continue
-            if chunk.tokens > 1:
-                taken_s = steps.step_s * steps.count
-                chunk.sequence.prefill_s += taken_s * chunk.tokens / steps.prefill
-            delta = self._advance(job, chunk, steps.count, now_s)
+            count = steps.count - (steps.settled if chunk.tokens > 1 else 0)
+            delta = self._take_in(steps, chunk, count, now_s)
             if delta is not None:
                 deltas.append(delta)
         self._tell_changes()
@@ -320,10 +329,25 @@ class MockEngine:
             self._told = self._submitted
             self._on_report(deltas, self.load())
 
-    def _advance(self, job: Job, chunk: Chunk, steps: int, now_s: float) -> TokenDelta | None:
+    def _take_in(
+        self, steps: _Steps, chunk: Chunk, count: int, now_s: float
+    ) -> TokenDelta | None:
+        """Take in one chunk of `count` steps; return what to tell of it."""
+        job = self._jobs.get(chunk.sequence.number)
+        # One that was cancelled, or suspended for another's sake, is none of this step's.
+        if not count or job is None or chunk.sequence.state is not SequenceState.RUNNING:
+            return None
+        if chunk.tokens > 1:
+            chunk.sequence.prefill_s += steps.step_s * count * chunk.tokens / steps.prefill
+        return self._advance(job, chunk, count, now_s, grows=steps.count > 1)
+
+    def _advance(
+        self, job: Job, chunk: Chunk, steps: int, now_s: float, *, grows: bool
+    ) -> TokenDelta | None:
         """Take in one chunk, `steps` times where it decodes; return what to tell of it."""
         sequence, working_set = chunk.sequence, chunk.sequence.working_set
-        if steps > 1:
+        # There is a place for the first of several steps alone.
+        if grows:
             if chunk.draws:
                 for _ in range(steps - 1):
                     working_set.append(job.answer)
@@ -382,6 +406,8 @@ class _Steps:
     count: int
     timer: Timer | None = None
     told: int = 0
+    settled: int = 0
+    """Those whose prefill has been taken in."""
 
     @property
     def end_s(self) -> float:

@@ -167,3 +167,24 @@ def test_a_router_is_told_the_same_of_many_steps_at_once(
         return seen
 
     assert told(10_000) == told(1)
+
+
+def test_who_comes_amid_many_steps_finds_the_pages_of_those_that_have_ended() -> None:
+    def waiting_tokens(most_steps: int) -> int:
+        seen: list[int] = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(engine_module, "_MOST_STEPS", most_steps)
+            simulated = cluster(spec(workers=1, step_tokens=9))
+            (worker,) = simulated.workers
+
+            def look() -> None:
+                load = worker.engine.load()
+                assert load is not None
+                seen.append(load.waiting_tokens)
+
+            # The first page of the long prompt is computed by the first step, and then the short one comes.
+            simulated.clock.at(0.013, look)
+            simulated.run_open([ask(0.0, (1, 40)), ask(0.0121, (1, PAGE))])
+        return seen[0]
+
+    assert waiting_tokens(10_000) == waiting_tokens(1)
