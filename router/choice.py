@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -88,6 +88,7 @@ class Chooser:
         policy: Decides; the built-in cost route where None, and where it fails.
         metrics: Counts failures.
         awaits: Whether a worker may be told to wait for pages that another one computes.
+        clock: Seconds, from anywhere, going forward.
     """
 
     def __init__(
@@ -97,8 +98,10 @@ class Chooser:
         metrics: RouterMetrics,
         *,
         awaits: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._index = index
+        self._clock = clock
         self.awaits = awaits
         self._fallback = CostRouting()
         self._policy: RoutingPolicy = policy or self._fallback
@@ -163,7 +166,7 @@ class Chooser:
         chosen, link = views[choice.place]
         root = link.record.model_root
         assert root is not None
-        keys, now_s = runs_by_root[root, link.record.page_tokens].keys, time.monotonic()
+        keys, now_s = runs_by_root[root, link.record.page_tokens].keys, self._clock()
         self.demand.used(keys, now_s)
         if conversation is not None:
             self.conversations.began(conversation, choice.place, root, keys, now_s)

@@ -6,6 +6,7 @@ Covers counting with decay, bounded. Pure. Does not cover what is done with it
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -85,10 +86,14 @@ class Demand:
         uses, at_s = self._uses.get(group, (0.0, now_s))
         return _faded(uses, now_s - at_s) * _RATE
 
-    def hottest(self, most: int, now_s: float) -> list[PageKey]:
-        """Return the groups that are used most."""
-        ranked = sorted(self._uses, key=lambda group: -self.uses_per_s(group, now_s))
-        return ranked[:most]
+    def hottest(self, most: int) -> list[PageKey]:
+        """Return the groups that are used most: who is before whom is the same at any moment."""
+        return heapq.nlargest(most, self._uses, key=self._heat)
+
+    def _heat(self, group: PageKey) -> float:
+        """Return the logarithm of uses as they would have counted at the time 0."""
+        uses, at_s = self._uses[group]
+        return math.log(uses) + _RATE * at_s
 
 
 def _faded(uses: float, age_s: float) -> float:

@@ -1,14 +1,14 @@
 """The cluster as its policies are shown it.
 
 Covers putting together places, conversations and what is asked for, and who has pages. Does not cover who asks
-policies (`pie.router.conductor`).
+policies (`pie.router.conductor`, and in simulation `pie.simulator.conductor`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -39,7 +39,7 @@ class Index(IndexReader, Protocol):
 
 
 class Overview:
-    """Looks at the cluster from one router. For one event loop.
+    """Looks at the cluster from one router. For one thread.
 
     Args:
         index: Places, and who has which page.
@@ -65,19 +65,45 @@ class Overview:
         return self._index.places()
 
     async def view(self, table: Mapping[PageKey, int], now_s: float) -> ClusterView:
-        """Return what is known now; `table` says which groups have more copies than usual."""
+        """Return what is known now; `table` says which groups have more copies than usual.
+
+        The event loop has its turn in between.
+        """
+        looking = self._look(table, now_s)
+        while True:
+            try:
+                next(looking)
+            except StopIteration as seen:
+                view: ClusterView = seen.value
+                return view
+            await asyncio.sleep(0)
+
+    def view_at_once(self, table: Mapping[PageKey, int], now_s: float) -> ClusterView:
+        """Return the same, and let nobody else have a turn."""
+        looking = self._look(table, now_s)
+        while True:
+            try:
+                next(looking)
+            except StopIteration as seen:
+                view: ClusterView = seen.value
+                return view
+
+    def _look(
+        self, table: Mapping[PageKey, int], now_s: float
+    ) -> Generator[None, None, ClusterView]:
+        """Look at the cluster, and yield wherever others may have their turn."""
         records = list(self._index.places().values())
         nodes = [one for one in records if one.kind is PlaceKind.POOL and not one.draining]
         least = max((one.copies for one in nodes), default=1)
         demand = self._demand
-        shown = dict.fromkeys([*table, *demand.hottest(_SHOWN_GROUPS, now_s)])
+        shown = dict.fromkeys([*table, *demand.hottest(_SHOWN_GROUPS)])
         groups = [
             self._group(group, demand.uses_per_s(group, now_s), table.get(group, least))
             for group in shown
         ]
         groups.sort(key=lambda one: -one.uses_per_s)
-        groups[:_HOLDERS_SHOWN] = await self._with_workers(groups[:_HOLDERS_SHOWN])
-        sessions = await self._sessions(now_s)
+        groups[:_HOLDERS_SHOWN] = yield from self._with_workers(groups[:_HOLDERS_SHOWN])
+        sessions = yield from self._sessions(now_s)
         places = [self._place(record) for record in records]
         return ClusterView(len(nodes), least, groups, now_s, places, sessions)
 
@@ -110,13 +136,15 @@ class Overview:
             holder.session_tag,
         )
 
-    async def _with_workers(self, groups: Sequence[GroupView]) -> list[GroupView]:
+    def _with_workers(
+        self, groups: Sequence[GroupView]
+    ) -> Generator[None, None, list[GroupView]]:
         found = []
         for one in groups:
             held = self.held(one.chain) if one.chain else {}
             workers = [place for place, pages in held.items() if pages >= len(one.chain)]
             found.append(replace(one, workers=workers))
-            await asyncio.sleep(0)
+            yield
         return found
 
     def _place(self, record: PlaceRecord) -> PlaceView:
@@ -138,13 +166,13 @@ class Overview:
             has_host=int(Tier.HOST) in record.tiers,
         )
 
-    async def _sessions(self, now_s: float) -> list[SessionView]:
+    def _sessions(self, now_s: float) -> Generator[None, None, list[SessionView]]:
         found = []
         since_s = time.monotonic()
         for one in list(self.conversations.latest(_SHOWN_SESSIONS)):
             found.append(self._session(one, now_s))
             if time.monotonic() - since_s > _AT_ONCE_S:
-                await asyncio.sleep(0)
+                yield
                 since_s = time.monotonic()
         return found
 
