@@ -9,14 +9,15 @@ from __future__ import annotations
 import hmac
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 from blake3 import blake3
 
+from pie.index.allowance import Allowances
 from pie.router.errors import ApiError, KeyFileError
 from pie.router.key_file import KeyFile, hashed, read_key_file
 from pie.router.quota import Quota
@@ -59,8 +60,8 @@ class Caller:
             return self.priority
         return max(self.priority, asked) if self.tenant else asked
 
-    @contextmanager
-    def enter(self, sequences: int) -> Iterator[None]:
+    @asynccontextmanager
+    async def enter(self, sequences: int) -> AsyncIterator[None]:
         """Count a request in, and out at its end.
 
         Raises:
@@ -69,25 +70,25 @@ class Caller:
         if self.quota is None:
             yield
             return
-        self.quota.enter(sequences, time.monotonic())
+        await self.quota.enter(sequences)
         try:
             yield
         finally:
             self.quota.leave(sequences)
 
-    def prompt(self, tokens: int) -> None:
+    async def prompt(self, tokens: int) -> None:
         """Take a prompt's tokens from the quota.
 
         Raises:
             ApiError: It is used up.
         """
         if self.quota is not None:
-            self.quota.prompt(tokens, time.monotonic())
+            await self.quota.prompt(tokens)
 
     def answered(self, tokens: int) -> None:
         """Take an answer's tokens from the quota."""
         if self.quota is not None:
-            self.quota.answered(tokens, time.monotonic())
+            self.quota.answered(tokens)
 
 
 ANYBODY = Caller()
@@ -98,14 +99,16 @@ class Access:
 
     Args:
         settings: The router's own token, and where its keys are.
+        allowances: What is left of tenants' quotas, of all routers together.
 
     Raises:
         KeyFileError: The file of keys cannot be read.
     """
 
-    def __init__(self, settings: RouterSettings) -> None:
+    def __init__(self, settings: RouterSettings, allowances: Allowances) -> None:
         self._token = settings.api_token.get_secret_value().encode()
         self._file = None if settings.keys_file is None else Path(settings.keys_file)
+        self._allowances = allowances
         self._quotas: dict[str, Quota] = {}
         self._callers: dict[str, Caller] = {}
         self._salts: list[str] = []
@@ -158,6 +161,11 @@ class Access:
         self._look()
         return list(self._salts)
 
+    @property
+    def quotas(self) -> Iterable[Quota]:
+        """The quotas of all tenants."""
+        return tuple(self._quotas.values())
+
     def _known(self, token: str) -> Caller | None:
         """Return who has a key; None where nobody does.
 
@@ -192,12 +200,11 @@ class Access:
         self._take_in(content)
 
     def _take_in(self, content: KeyFile) -> None:
-        now_s = time.monotonic()
         for name, tenant in content.tenants.items():
             if name in self._quotas:
-                self._quotas[name].limit(tenant, now_s)
+                self._quotas[name].limit(tenant)
             else:
-                self._quotas[name] = Quota(name, tenant, now_s)
+                self._quotas[name] = Quota(name, tenant, self._allowances)
         for name in self._quotas.keys() - content.tenants.keys():
             del self._quotas[name]
         salts = (Caller(own_salt=tenant.salt).salt(None) for tenant in content.tenants.values())

@@ -244,37 +244,38 @@ class RouterApp:
     ) -> None:
         """Answer a conversation."""
         model = self._catalog.served(body.model)
-        with self._gate.enter(body.sequences), exchange.caller.enter(body.sequences):
-            calling = Calling(body, model.prompts)
-            grammar = calling.grammar(body.grammar())
-            making = model.prompts.conversation(
-                conversation(body),
-                model=model.name,
-                salt=exchange.caller.salt(body.cache_salt),
-                context_tokens=model.context_tokens,
-                keep=body.kept_tokens(model.context_tokens),
-            )
-            prompt = await exchange.in_time(making)
-            await self._generate(
-                exchange,
-                body,
-                model,
-                [prompt],
-                arrived_s,
-                partial(
-                    shaper,
-                    reader=calling.reader(prompt),
-                    id_chars=calling.format.id_chars if calling.format else _ID_CHARS,
-                ),
-                param="messages",
-                grammar=grammar,
-                shows_special=body.shows_special or calling.shows_special,
-                limit=body.token_limit,
-                logprobs=body.logprobs_wanted,
-                default_tokens=None,
-                usage_events=usage_events,
-                prompt_logprobs=body.prompt_logprobs,
-            )
+        with self._gate.enter(body.sequences):
+            async with exchange.caller.enter(body.sequences):
+                calling = Calling(body, model.prompts)
+                grammar = calling.grammar(body.grammar())
+                making = model.prompts.conversation(
+                    conversation(body),
+                    model=model.name,
+                    salt=exchange.caller.salt(body.cache_salt),
+                    context_tokens=model.context_tokens,
+                    keep=body.kept_tokens(model.context_tokens),
+                )
+                prompt = await exchange.in_time(making)
+                await self._generate(
+                    exchange,
+                    body,
+                    model,
+                    [prompt],
+                    arrived_s,
+                    partial(
+                        shaper,
+                        reader=calling.reader(prompt),
+                        id_chars=calling.format.id_chars if calling.format else _ID_CHARS,
+                    ),
+                    param="messages",
+                    grammar=grammar,
+                    shows_special=body.shows_special or calling.shows_special,
+                    limit=body.token_limit,
+                    logprobs=body.logprobs_wanted,
+                    default_tokens=None,
+                    usage_events=usage_events,
+                    prompt_logprobs=body.prompt_logprobs,
+                )
 
     async def _complete(self, exchange: Exchange) -> None:
         arrived_s = time.monotonic()
@@ -282,32 +283,33 @@ class RouterApp:
         body = parse_body(CompletionBody, await exchange.body(), self._limits)
         model = self._catalog.served(body.model)
         sequences = body.sequences * len(body.prompts)
-        with self._gate.enter(sequences), exchange.caller.enter(sequences):
-            keep = body.kept_tokens(model.context_tokens)
-            prompts = await exchange.in_time(_plain(model, body.prompts, keep))
-            spelled: Sequence[str | Sequence[int]] = body.prompts if body.echo else ()
-            echoes = [
-                echo(model.prompts.tokenizer, asked, prompt.ids, keep)
-                for asked, prompt in zip(spelled, prompts, strict=False)
-            ]
-            told = body.told
-            shaper = partial(CompletionShaper, choices=body.choices, echoes=echoes, told=told)
-            await self._generate(
-                exchange,
-                body,
-                model,
-                prompts,
-                arrived_s,
-                shaper,
-                param="prompt",
-                grammar=body.grammar(),
-                shows_special=body.shows_special,
-                limit=body.token_limit,
-                logprobs=body.logprobs,
-                default_tokens=self._settings.default_completion_tokens,
-                usage_events=body.include_usage,
-                prompt_logprobs=told.of_prompt,
-            )
+        with self._gate.enter(sequences):
+            async with exchange.caller.enter(sequences):
+                keep = body.kept_tokens(model.context_tokens)
+                prompts = await exchange.in_time(_plain(model, body.prompts, keep))
+                spelled: Sequence[str | Sequence[int]] = body.prompts if body.echo else ()
+                echoes = [
+                    echo(model.prompts.tokenizer, asked, prompt.ids, keep)
+                    for asked, prompt in zip(spelled, prompts, strict=False)
+                ]
+                told = body.told
+                shaper = partial(CompletionShaper, choices=body.choices, echoes=echoes, told=told)
+                await self._generate(
+                    exchange,
+                    body,
+                    model,
+                    prompts,
+                    arrived_s,
+                    shaper,
+                    param="prompt",
+                    grammar=body.grammar(),
+                    shows_special=body.shows_special,
+                    limit=body.token_limit,
+                    logprobs=body.logprobs,
+                    default_tokens=self._settings.default_completion_tokens,
+                    usage_events=body.include_usage,
+                    prompt_logprobs=told.of_prompt,
+                )
 
     async def _generate(
         self,
@@ -373,7 +375,7 @@ class RouterApp:
             for prefix in (Prefix(prompt.ids, salt),)
             for choice, seeded in enumerate(samplings)
         ]
-        caller.prompt(sum(len(prompt.ids) for prompt in prompts))
+        await caller.prompt(sum(len(prompt.ids) for prompt in prompts))
         await self._answerer.answer(
             exchange,
             orders,

@@ -115,21 +115,22 @@ class Inferlets:
         body = parse(RunBody, await exchange.body())
         model = self._model(body.model)
         salt = caller.salt(body.cache_salt)
-        with self._gate.enter(1), caller.enter(1):
-            order = ProgramOrder(
-                run=exchange.request_id,
-                program=program,
-                arguments=body.texts,
-                entry=body.entry,
-                model=model,
-                begins_with=await self._beginning(body, model, salt),
-                salt=salt,
-            )
-            run = await self._runs.begin(order)
-            try:
-                await _tell_all(exchange, run)
-            finally:
-                await self._runs.end(run)
+        with self._gate.enter(1):
+            async with caller.enter(1):
+                order = ProgramOrder(
+                    run=exchange.request_id,
+                    program=program,
+                    arguments=body.texts,
+                    entry=body.entry,
+                    model=model,
+                    begins_with=await self._beginning(body, model, salt),
+                    salt=salt,
+                )
+                run = await self._runs.begin(order)
+                try:
+                    await _tell_all(exchange, run)
+                finally:
+                    await self._runs.end(run)
 
     async def _tell(self, exchange: Exchange) -> None:
         self._check_allowed()

@@ -21,6 +21,7 @@ from typing import Any, cast
 import msgspec
 import uvicorn
 
+from pie.index.allowance import MemoryAllowances
 from pie.index.feed import MirrorFeed
 from pie.index.mirror import Mirror
 from pie.index.policy_follower import PolicyFollower
@@ -153,7 +154,7 @@ class RouterService:
             memory=self._memory,
             metrics=self.metrics,
         )
-        access = self._access = Access(settings)
+        access = self._access = Access(settings, MemoryAllowances("router"))
         app = RouterApp(
             settings,
             catalog=self._catalog,

@@ -69,32 +69,33 @@ class Tokenizing:
         else:
             body = parse_body(TokenizeText, data, self._limits)
         model = self._model(body.model)
-        with self._gate.enter(1), exchange.caller.enter(1):
-            if isinstance(body, TokenizeConversation):
-                making = model.prompts.conversation(
-                    conversation(body),
-                    model=model.name,
-                    salt=exchange.caller.salt(None),
-                    context_tokens=_ROOM,
+        with self._gate.enter(1):
+            async with exchange.caller.enter(1):
+                if isinstance(body, TokenizeConversation):
+                    making = model.prompts.conversation(
+                        conversation(body),
+                        model=model.name,
+                        salt=exchange.caller.salt(None),
+                        context_tokens=_ROOM,
+                    )
+                    prompt = await exchange.in_time(making)
+                    ids = prompt.ids.tolist()
+                else:
+                    added = body.add_special_tokens is not False
+                    ids = await exchange.in_time(
+                        model.prompts.encode(body.prompt, add_special_tokens=added)
+                    )
+                if len(ids) > _MOST_TOLD:
+                    param = "messages" if isinstance(body, TokenizeConversation) else "prompt"
+                    raise invalid(
+                        f"{param}: has {len(ids):,} tokens; at most {_MOST_TOLD:,} fit into an answer",
+                        param,
+                        "too_large",
+                    )
+                names = bool(body.return_token_strs)
+                content = await exchange.in_time(
+                    model.prompts.run(len(ids) > _PIECE, lambda: _told(model, ids, names=names))
                 )
-                prompt = await exchange.in_time(making)
-                ids = prompt.ids.tolist()
-            else:
-                added = body.add_special_tokens is not False
-                ids = await exchange.in_time(
-                    model.prompts.encode(body.prompt, add_special_tokens=added)
-                )
-            if len(ids) > _MOST_TOLD:
-                param = "messages" if isinstance(body, TokenizeConversation) else "prompt"
-                raise invalid(
-                    f"{param}: has {len(ids):,} tokens; at most {_MOST_TOLD:,} fit into an answer",
-                    param,
-                    "too_large",
-                )
-            names = bool(body.return_token_strs)
-            content = await exchange.in_time(
-                model.prompts.run(len(ids) > _PIECE, lambda: _told(model, ids, names=names))
-            )
         await exchange.respond(200, content)
 
     async def detokenize(self, exchange: Exchange) -> None:
@@ -106,10 +107,11 @@ class Tokenizing:
             raise invalid(
                 f"tokens: token ids are at least 0 and below {model.vocab_size}", "tokens"
             )
-        with self._gate.enter(1), exchange.caller.enter(1):
-            text = await asyncio.to_thread(
-                model.prompts.tokenizer.decode, body.tokens, skip_special_tokens=False
-            )
+        with self._gate.enter(1):
+            async with exchange.caller.enter(1):
+                text = await asyncio.to_thread(
+                    model.prompts.tokenizer.decode, body.tokens, skip_special_tokens=False
+                )
         await exchange.respond_json(200, Detokenized(text))
 
     async def embeddings(self, exchange: Exchange) -> None:

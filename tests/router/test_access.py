@@ -15,6 +15,7 @@ import openai
 import pytest
 from pydantic import ValidationError
 
+from pie.index.allowance import MemoryAllowances
 from pie.router.access import Access
 from pie.router.errors import ApiError, CertificateError, KeyFileError
 from pie.router.key_file import KeyFile, editing, read_key_file, write_key_file
@@ -88,7 +89,7 @@ def test_a_file_that_could_not_be_read_once_is_read_again(
     keys: Keys, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     key = keys.make("acme")
-    access = Access(RouterSettings(keys_file=keys.file))
+    access = Access(RouterSettings(keys_file=keys.file), MemoryAllowances("router"))
     keys.revoke_all()
 
     def fails(file: Path) -> KeyFile:
