@@ -203,6 +203,8 @@ def events(desk: Desk) -> str:
         what = f"group {one.group[:16]} to {one.copies} copies: " if one.group else ""
         if one.place:
             what = f"{one.place}{f', {one.pages} pages' if one.pages else ''}: "
+        if one.model:
+            what = f"{one.model} to {one.workers} workers: "
         said = printable(f"{one.policy} {one.action}  {what}{one.reason}")
         lines.append(f"{when:%Y-%m-%d %H:%M:%S} UTC  {said}")
     return "\n".join(lines) or "cluster policies have done nothing"

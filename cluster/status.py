@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pie.cluster.errors import NotRunningError
+from pie.cluster.sentences import printable
 from pie.router.settings import RouterSettings
 from pie.router.status import ClusterStatus, PlaceLine, WorkerLine
 
@@ -74,6 +75,10 @@ def show_status(url: str, token: str, console: Console, trust: Trust = True) -> 
         console.print(f"policies  {policies}", markup=False)
     if status.policy_edit_refused:
         console.print(f"policies  {status.policy_edit_refused}", markup=False)
+    for one in status.wanted:
+        up = f"{one.workers} {'is' if one.workers == 1 else 'are'} up"
+        said = f"{one.model}  {one.wanted} workers, {up}: {one.reason}"
+        console.print(printable(f"wanted    {said}"), markup=False)
     if status.reason:
         console.print(f"why     {status.reason}", markup=False)
     console.print(_loads(status.workers))

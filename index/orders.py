@@ -1,15 +1,16 @@
 """Orders of cluster policies in Redis, and the log of what became of them.
 
-Covers the table of groups that more pool nodes keep than usual, and events. Does not cover who orders
+Covers the table of groups that more pool nodes keep than usual, how many workers models should have, and events. Does not cover who orders
 (`pie.router.conductor`) or following the table (`pie.index.policy_follower`).
 
     <prefix>:{policies}:copies   what `CopiesTable` holds, as JSON
+    <prefix>:{policies}:wanted   by model what `WantedWorkers` holds, as JSON; forgotten half a minute after it was last set
     <prefix>:{policies}:events   stream: the latest 1,000 events, each as JSON
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import msgspec
@@ -30,6 +31,9 @@ _MOST_COPIES = 1_000_000
 _MOST_SEQ = 1 << 62
 _TABLE_TTL_S = 600
 """A table that no router keeps any more is forgotten: pages have the usual copies again."""
+_WANTED_TTL_S = 30
+_MOST_WORKERS = 1_000_000
+"""More than anybody hints, whoever wrote it."""
 
 
 class CopiesTable(msgspec.Struct, frozen=True):
@@ -53,6 +57,14 @@ NO_COPIES = CopiesTable(0, {})
 _UNREADABLE = CopiesTable(-1, {})
 
 
+class WantedWorkers(msgspec.Struct, frozen=True):
+    """How many workers a model should have, as a cluster policy hints."""
+
+    workers: int
+    reason: str
+    policy: str
+
+
 class LoggedEvent(msgspec.Struct, frozen=True):
     """What a cluster policy ordered, and what became of it."""
 
@@ -66,6 +78,10 @@ class LoggedEvent(msgspec.Struct, frozen=True):
     place: str = ""
     """The place that an order about pages or a conversation was for; empty where it was for none."""
     pages: int = 0
+    model: str = ""
+    """The model that a hint was about; empty where it is none."""
+    workers: int = 0
+    """How many workers that should have."""
 
 
 class Orders:
@@ -78,7 +94,7 @@ class Orders:
         settings = settings or IndexSettings()
         self._client: redis.Redis = make_client(url, settings)
         keys = PolicyKeys(settings.key_prefix)
-        self._copies, self._events = keys.copies, keys.events
+        self._copies, self._events, self._wanted = keys.copies, keys.events, keys.wanted
 
     def table(self) -> CopiesTable:
         """Return the table in force."""
@@ -93,6 +109,20 @@ class Orders:
         """Put a table in force, for as long as it is set again in time."""
         with translated():
             self._client.set(self._copies, msgspec.json.encode(table), ex=_TABLE_TTL_S)
+
+    def wanted(self) -> dict[str, WantedWorkers]:
+        """Return by model how many workers it should have; nothing where nobody has said so lately."""
+        try:
+            with translated():
+                raw = cast(bytes | None, self._client.get(self._wanted))
+        except IndexStrangeError:
+            return {}
+        return read_wanted(raw)
+
+    def set_wanted(self, wanted: Mapping[str, WantedWorkers]) -> None:
+        """Say how many workers models should have, for the next half minute."""
+        with translated():
+            self._client.set(self._wanted, msgspec.json.encode(wanted), ex=_WANTED_TTL_S)
 
     def log(self, events: Sequence[LoggedEvent]) -> None:
         """Add to the log."""
@@ -139,6 +169,15 @@ def read_table(raw: bytes | str | None) -> CopiesTable:
         return _UNREADABLE
     good = all(0 < copies <= _MOST_COPIES for copies in groups.values())
     return table if good and 0 <= table.seq < _MOST_SEQ else _UNREADABLE
+
+
+def read_wanted(raw: bytes | str | None) -> dict[str, WantedWorkers]:
+    """Return hints as they were written, without what cannot be one."""
+    try:
+        found = msgspec.json.decode(raw, type=dict[str, WantedWorkers]) if raw else {}
+    except (ValueError, RecursionError):
+        return {}
+    return {model: one for model, one in found.items() if 0 <= one.workers <= _MOST_WORKERS}
 
 
 def read_event(raw: bytes | str) -> LoggedEvent | None:

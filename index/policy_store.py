@@ -102,6 +102,7 @@ class PolicyKeys:
         self.places = f"{base}:places"
         self.copies = f"{base}:copies"
         self.events = f"{base}:events"
+        self.wanted = f"{base}:wanted"
         self.refused = f"{base}:refused"
 
 

@@ -6,7 +6,7 @@ or how many copies several policies want together (`pie.policies.wishes`).
 
 What a policy cannot break: no group has fewer copies than the configuration says (so no last copy goes) or
 more than there are nodes; no more than `MOST_RAISED` groups have more copies than that, and no more than
-`MOST_AT_ONCE` groups change at a time. Pages move `BYTES_PER_S` at most, in `MOST_ORDERS` orders a round
+`MOST_AT_ONCE` groups change at a time. How many workers a model should have is a hint, which starts and stops nobody. Pages move `BYTES_PER_S` at most, in `MOST_ORDERS` orders a round
 of `MOST_PAGES` pages each; a place lets go of what the pool has, and of the last copy only for a policy
 that says so. An order that was given is not given again within `AGAIN_S`.
 """
@@ -30,8 +30,11 @@ from pie.policies.cluster_policy import (
     Order,
     SetCopies,
     StorePages,
+    Wanted,
+    WantWorkers,
 )
 from pie.policies.containing import is_own, told
+from pie.policies.hints import Hints
 from pie.policies.wishes import Wishes
 
 log = logging.getLogger("pie.policies.cluster_manager")
@@ -50,6 +53,7 @@ _QUIET_S = 60.0
 _MOST_PROPOSALS = 1_000
 _MOST_REMEMBERED = 4_096
 _MOST_NUMBER = (1 << 31) - 1
+_MOST_WORKERS = 10_000
 _ACTIONS: Mapping[type[object], str] = {
     StorePages: "store",
     FetchPages: "fetch",
@@ -63,6 +67,7 @@ _FIELDS: Mapping[type[object], Mapping[str, type[object]]] = {
     FetchPages: _PAGES,
     LetGo: {**_PAGES, "start": int, "also_last": bool},
     MoveSession: {"session": str, "place": str, "reason": str},
+    WantWorkers: {"model": str, "workers": int, "reason": str},
 }
 """What the fields of an order must be: a user's policy may say anything."""
 
@@ -75,17 +80,21 @@ class ClusterEvent:
 
     policy: str
     action: str
-    """`raise`, `lower`, `store`, `fetch`, `let-go`, `move`, `done`, `refuse` or `fail`."""
+    """`raise`, `lower`, `store`, `fetch`, `let-go`, `move`, `hint`, `done`, `refuse` or `fail`."""
     group: PageKey | None
     copies: int
     reason: str
     place: str = ""
     """Of orders about pages and conversations: where."""
     pages: int = 0
+    model: str = ""
+    """Of a hint: whose workers it is about."""
+    workers: int = 0
+    """Of a hint: how many it should have; 0 where no policy says any more."""
 
     def __post_init__(self) -> None:
         """Make texts what can be kept, whatever a policy says: short, and of characters that UTF-8 has."""
-        for name in ("policy", "reason", "place"):
+        for name in ("policy", "reason", "place", "model"):
             object.__setattr__(self, name, _kept(getattr(self, name)))
 
 
@@ -105,6 +114,8 @@ class Decision:
     """Groups with more copies than usual, as it is to be."""
     given: list[Given] = field(default_factory=list)
     events: list[ClusterEvent] = field(default_factory=list)
+    wanted: dict[str, Wanted] = field(default_factory=dict)
+    """How many workers models should have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +150,7 @@ class ClusterManager:
         self._names = [name for name, _ in policies]
         self._policies = [policy for _, policy in policies]
         self._wishes = Wishes(self._policies)
+        self._hints = Hints()
         self._told: dict[tuple[object, ...], float] = {}
         self._given: dict[tuple[object, ...], float] = {}
         self._bytes = float(BYTES_PER_S)
@@ -193,6 +205,7 @@ class ClusterManager:
         """Return what comes of proposals; `table` is the one in force."""
         decision = Decision(dict(table))
         self._begin(view.now_s)
+        self._hints.begin(view.wanted, view.now_s)
         changed: set[tuple[int, PageKey]] = set()
         for one in asked:
             for reason in one.failures:
@@ -200,6 +213,8 @@ class ClusterManager:
             for order in one.orders:
                 if isinstance(order, SetCopies):
                     self._set_copies(one.number, order, view, decision, changed)
+                elif isinstance(order, WantWorkers):
+                    self._want(one.number, order, view, decision)
                 else:
                     self._give(one.number, order, view, decision, holders)
         for group in self._wishes.unwanted(decision.table)[:MOST_AT_ONCE]:
@@ -207,6 +222,7 @@ class ClusterManager:
             reason = f"no policy wants {copies} any more"
             event = ClusterEvent("fixed", "lower", group, view.least_copies, reason)
             decision.events.append(event)
+        self._hint(view, decision)
         return decision
 
     def _begin(self, now_s: float) -> None:
@@ -254,6 +270,24 @@ class ClusterManager:
             event = ClusterEvent(self._names[number], action, group, after, order.reason)
             decision.events.append(event)
 
+    def _want(self, number: int, order: WantWorkers, view: ClusterView, decision: Decision) -> None:
+        refused = _bad_hint(order, view)
+        if not refused:
+            wanted = Wanted(order.workers, _kept(order.reason), self._names[number])
+            refused = self._hints.say(order.model, wanted)
+        if refused:
+            self._refuse(number, order, refused, view, decision)
+
+    def _hint(self, view: ClusterView, decision: Decision) -> None:
+        """End the round of hints."""
+        for model, wanted in self._hints.end(view.now_s).items():
+            told = wanted or Wanted(0, "no policy says any more how many workers it wants", "fixed")
+            event = ClusterEvent(
+                told.policy, "hint", None, 0, told.reason, model=model, workers=told.workers
+            )
+            decision.events.append(event)
+        decision.wanted = self._hints.in_force()
+
     def _give(
         self,
         number: int,
@@ -296,6 +330,9 @@ class ClusterManager:
         reason = f"{why} ({order.reason})"
         if isinstance(order, SetCopies):
             event = ClusterEvent(name, "refuse", order.group, order.copies, reason)
+        elif isinstance(order, WantWorkers):
+            model, workers = order.model, order.workers
+            event = ClusterEvent(name, "refuse", None, 0, reason, model=model, workers=workers)
         else:
             event = ClusterEvent(name, "refuse", None, 0, reason, order.place)
         if told not in self._told:
@@ -317,6 +354,8 @@ def _key(order: Order) -> tuple[object, ...]:
         return ("copies", order.group, order.copies)
     if isinstance(order, MoveSession):
         return ("move", order.session, order.place)
+    if isinstance(order, WantWorkers):
+        return ("want", order.model, order.workers)
     return (type(order).__name__, order.place, order.pages[-1] if order.pages else b"")
 
 
@@ -374,6 +413,15 @@ def _bad_copies(order: SetCopies, view: ClusterView) -> str:
     if order.copies > max(view.nodes, view.least_copies):
         return f"there are {view.nodes} nodes"
     return ""
+
+
+def _bad_hint(order: WantWorkers, view: ClusterView) -> str:
+    if not 0 <= order.workers <= _MOST_WORKERS:
+        return f"a model has 0 to {_MOST_WORKERS:,} workers"
+    known = order.model in view.wanted or any(
+        one.kind is PlaceKind.WORKER and one.model == order.model for one in view.places
+    )
+    return "" if known else f"there is no worker of a model {order.model}"
 
 
 def _bad_move(order: MoveSession, view: ClusterView) -> str:

@@ -61,6 +61,10 @@ class PlaceView:
     """Sequences in decode."""
     has_host: bool = False
     """Whether a worker keeps pages in host memory, so that pages can be brought near it."""
+    model: str = ""
+    """Of a worker: what clients call its model."""
+    wait_s: float = 0.0
+    """How long a worker has to compute until the prompts that wait there are done."""
 
     @property
     def filled(self) -> float:
@@ -110,6 +114,15 @@ class SessionView:
 
 
 @dataclass(frozen=True, slots=True)
+class Wanted:
+    """How many workers a model is to have, as a policy said."""
+
+    workers: int
+    reason: str
+    policy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterView:
     """The cluster at one moment."""
 
@@ -123,6 +136,8 @@ class ClusterView:
     places: Sequence[PlaceView] = ()
     sessions: Sequence[SessionView] = ()
     """The latest ones, the one used last in front."""
+    wanted: Mapping[str, Wanted] = field(default_factory=dict)
+    """How many workers models are to have as was said last, by what clients call the model."""
 
     def place(self, name: PlaceId) -> PlaceView | None:
         """Return a place; None where it is not up."""
@@ -190,7 +205,20 @@ class MoveSession:
     reason: str
 
 
-Order = SetCopies | StorePages | FetchPages | LetGo | MoveSession
+@dataclass(frozen=True, slots=True)
+class WantWorkers:
+    """Say how many workers a model should have. It is a hint, for whoever starts and stops workers.
+
+    It holds for ten seconds, so that a policy says it in every round.
+    """
+
+    model: str
+    """What clients call it."""
+    workers: int
+    reason: str
+
+
+Order = SetCopies | StorePages | FetchPages | LetGo | MoveSession | WantWorkers
 """What a policy may order."""
 
 
@@ -200,6 +228,14 @@ class ClusterPolicy(Protocol):
     def decide(self, view: ClusterView) -> Iterable[Order]:
         """Return orders, the most urgent in front; none where all is well."""
         ...
+
+
+class FixedWorkers:
+    """Says nothing of how many workers there should be."""
+
+    def decide(self, view: ClusterView) -> Iterable[Order]:  # noqa: ARG002 - it says nothing
+        """Return nothing."""
+        return ()
 
 
 class FixedCopies:

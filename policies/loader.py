@@ -13,6 +13,9 @@
       migration:
         - policy: spill-to-pool
           above: 0.9
+      scale:
+        policy: by-load
+        max: 4
 
 Covers what the file may say; a bad one never takes effect, and all that is wrong with it is
 reported at once. Does not cover YAML itself (`pie.policies.document`) or what policies there are
@@ -48,7 +51,12 @@ from pie.policies.user_code import UserCode
 _RULES = "rules"
 _HALVES: Mapping[str, tuple[PolicyKind, ...]] = {
     "worker": (PolicyKind.RETENTION,),
-    "cluster": (PolicyKind.ROUTING, PolicyKind.REPLICATION, PolicyKind.MIGRATION),
+    "cluster": (
+        PolicyKind.ROUTING,
+        PolicyKind.REPLICATION,
+        PolicyKind.MIGRATION,
+        PolicyKind.SCALE,
+    ),
 }
 _MOST_MIGRATION = 16
 """Every one of them is asked once a second."""

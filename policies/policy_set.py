@@ -63,13 +63,14 @@ class WorkerMoves:
 
 @dataclass(frozen=True, slots=True)
 class PolicySet:
-    """All policies in force; `PolicySet()` is the built-ins `lru`, `cost` and `fixed`, and `ALWAYS`."""
+    """All policies in force; `PolicySet()` is the built-ins `lru`, `cost` and twice `fixed`, and `ALWAYS`."""
 
     retention: PolicySpec = field(default_factory=lambda: default_spec(PolicyKind.RETENTION))
     routing: PolicySpec = field(default_factory=lambda: default_spec(PolicyKind.ROUTING))
     replication: PolicySpec = field(default_factory=lambda: default_spec(PolicyKind.REPLICATION))
     migration: tuple[PolicySpec, ...] = field(default_factory=always)
     """Those of the file in its order, and then those of `ALWAYS` that it does not name."""
+    scale: PolicySpec = field(default_factory=lambda: default_spec(PolicyKind.SCALE))
     rules: tuple[Rule, ...] = ()
     """What comes before the retention policy, the first rule that fits a page for it."""
     text: str | None = field(default=None, compare=False)
@@ -121,12 +122,13 @@ class PolicySet:
 
     def new_cluster(self) -> list[tuple[str, ClusterPolicy]]:
         """Return all new policies over the whole cluster, with their names."""
-        specs = (self.replication, *self.migration)
+        specs = (self.replication, *self.migration, self.scale)
         return [(spec.name, cast(ClusterPolicy, spec.build())) for spec in specs]
 
     def same_cluster(self, other: PolicySet) -> bool:
         """Say whether the cluster is treated alike by both."""
-        return (self.replication, self.migration) == (other.replication, other.migration)
+        mine = (self.replication, self.migration, self.scale)
+        return mine == (other.replication, other.migration, other.scale)
 
     def worker_moves(self) -> WorkerMoves:
         """Return what the policies say of pages that each worker moves by itself."""

@@ -21,7 +21,8 @@ from types import ModuleType
 
 from pie.policies.adaptive import AdaptiveRetention
 from pie.policies.arc import ArcRetention
-from pie.policies.cluster_policy import ClusterPolicy, FixedCopies
+from pie.policies.by_load import ByLoad
+from pie.policies.cluster_policy import ClusterPolicy, FixedCopies, FixedWorkers
 from pie.policies.containing import is_own
 from pie.policies.drain import Drain
 from pie.policies.errors import PolicyError
@@ -51,6 +52,7 @@ class PolicyKind(enum.StrEnum):
     ROUTING = "routing"
     REPLICATION = "replication"
     MIGRATION = "migration"
+    SCALE = "scale"
 
 
 PolicyClass = type[RetentionPolicy] | type[RoutingPolicy] | type[ClusterPolicy]
@@ -87,6 +89,7 @@ BUILTIN: Mapping[PolicyKind, Mapping[str, PolicyClass]] = {
         "expire": Expire,
         "replicate": Replicate,
     },
+    PolicyKind.SCALE: {"fixed": FixedWorkers, "by-load": ByLoad},
 }
 """Classes of the built-in policies by name."""
 
@@ -95,6 +98,7 @@ DEFAULT: Mapping[PolicyKind, str] = {
     PolicyKind.ROUTING: "cost",
     PolicyKind.REPLICATION: "fixed",
     PolicyKind.MIGRATION: "drain",
+    PolicyKind.SCALE: "fixed",
 }
 """The policy of each kind where the file names none; of migration the first of those in `ALWAYS`."""
 
@@ -106,6 +110,7 @@ _METHODS: Mapping[PolicyKind, Mapping[str, int]] = {
     PolicyKind.ROUTING: {"choose": 2},
     PolicyKind.REPLICATION: {"decide": 1},
     PolicyKind.MIGRATION: {"decide": 1},
+    PolicyKind.SCALE: {"decide": 1},
 }
 """What a class of each kind must have, with the number of arguments it is called with."""
 

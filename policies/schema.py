@@ -38,6 +38,7 @@ def policy_schema() -> dict[str, object]:
                         "type": ["array", "null"],
                         "items": _policy(PolicyKind.MIGRATION),
                     },
+                    "scale": _policy(PolicyKind.SCALE),
                 }
             ),
             "prefixes": {

@@ -11,15 +11,15 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from pie.index.errors import PageIndexError
 from pie.index.lease import Lease
-from pie.index.orders import CopiesTable, LoggedEvent, Orders
+from pie.index.orders import CopiesTable, LoggedEvent, Orders, WantedWorkers
 from pie.index.settings import IndexSettings
 from pie.index.trouble import Trouble
 from pie.policies.cluster_manager import ClusterEvent, ClusterManager, Decision
-from pie.policies.cluster_policy import MoveSession
+from pie.policies.cluster_policy import MoveSession, Wanted
 from pie.policies.policy_set import PolicySet
 from pie.router.aside import AskedAside
 from pie.router.ordering import Ordering
@@ -33,6 +33,9 @@ _DEADLINE_S = 1.0
 """What a policy has to answer."""
 _AGAIN_S = 60.0
 """A table that has not changed is set again so often, so that it is not forgotten."""
+_HINTED_AGAIN_S = 10.0
+_HINTED_S = 30.0
+"""A hint that was read from Redis so long ago is shown no more."""
 
 
 class Conductor:
@@ -68,9 +71,17 @@ class Conductor:
         self._aside = AskedAside(len(self._manager.names))
         self._trouble = Trouble(log)
         self._set_s = float("-inf")
+        self._wanted: Mapping[str, Wanted] = {}
+        self._wanted_s = float("-inf")
+        self._hinted_s = float("-inf")
         self._task: asyncio.Task[None] | None = None
         self.leads = False
         """Whether this router holds the lease."""
+
+    @property
+    def wanted(self) -> Mapping[str, Wanted]:
+        """How many workers models should have, whichever router's policy says so."""
+        return self._wanted if time.monotonic() - self._wanted_s < _HINTED_S else {}
 
     def start(self) -> None:
         """Begin."""
@@ -111,13 +122,15 @@ class Conductor:
 
     async def _round(self) -> None:
         self.leads = await asyncio.to_thread(self._lease.keep) is None
+        told = await asyncio.to_thread(self._orders.wanted)
+        self._show({model: _wanted(one) for model, one in told.items()})
         if not self.leads:
             return
         table = await asyncio.to_thread(self._orders.table)
         before, now_s = table.by_key(), time.monotonic()
         manager, aside = self._manager, self._aside
         manager.inherit(before)
-        view = await self._overview.view(before, now_s)
+        view = await self._overview.view(before, now_s, self._wanted)
         questions = [
             functools.partial(manager.ask, number, manager.shown(number, view))
             for number in range(len(manager.names))
@@ -133,6 +146,7 @@ class Conductor:
             return
         decision = manager.dispose(asked, view, before, self._overview)
         self._carry_out(decision, now_s)
+        await self._hint(decision.wanted, now_s)
         after = decision.table
         if not table.readable:
             log.error(
@@ -144,6 +158,21 @@ class Conductor:
             changed = CopiesTable(table.seq + 1, {group.hex(): n for group, n in after.items()})
             await asyncio.to_thread(self._orders.set_table, changed)
         await self._log([*decision.events, *self._ordering.take_told()])
+
+    async def _hint(self, wanted: Mapping[str, Wanted], now_s: float) -> None:
+        """Tell all routers how many workers models should have."""
+        if wanted == self._wanted and (not wanted or now_s - self._hinted_s < _HINTED_AGAIN_S):
+            return
+        self._hinted_s = now_s
+        self._show(wanted)
+        told = {
+            model: WantedWorkers(one.workers, one.reason, one.policy)
+            for model, one in wanted.items()
+        }
+        await asyncio.to_thread(self._orders.set_wanted, told)
+
+    def _show(self, wanted: Mapping[str, Wanted]) -> None:
+        self._wanted, self._wanted_s = wanted, time.monotonic()
 
     def _carry_out(self, decision: Decision, now_s: float) -> None:
         for given in decision.given:
@@ -171,4 +200,10 @@ def _logged(event: ClusterEvent) -> LoggedEvent:
         event.reason,
         event.place,
         event.pages,
+        event.model,
+        event.workers,
     )
+
+
+def _wanted(told: WantedWorkers) -> Wanted:
+    return Wanted(told.workers, told.reason, told.policy)

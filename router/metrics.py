@@ -60,6 +60,9 @@ class RouterMetrics:
             "trace_dropped", "Rows of the request trace that were not written."
         )
         self.workers = gauge("workers", "Workers that take requests.")
+        self.wanted_workers = gauge(
+            "wanted_workers", "Workers that a model should have, as a policy hints.", "model"
+        )
         self.places = PlaceMetrics()
         self.registry.register(self.places)
         self.index_mode = gauge("index_mode", "1 for the mode that the index is in.", "mode")

@@ -15,11 +15,13 @@ from typing import Protocol
 from pie.index.contract import IndexReader, PlaceRecord
 from pie.page.events import Part, PlaceId, PlaceKind, Tier
 from pie.page.key import PageKey
-from pie.policies.cluster_policy import ClusterView, GroupView, PlaceView, SessionView
+from pie.policies.cluster_policy import ClusterView, GroupView, PlaceView, SessionView, Wanted
+from pie.policies.routing import divisible
 from pie.router.books import WorkerBooks
 from pie.router.choice import Runs
 from pie.router.conversations import Conversation, Conversations
 from pie.router.demand import Demand
+from pie.router.rates import FleetRates
 
 _SHOWN_GROUPS = 256
 """Groups that a policy is shown, beside those with more copies."""
@@ -64,12 +66,20 @@ class Overview:
         """Return the places that are up."""
         return self._index.places()
 
-    async def view(self, table: Mapping[PageKey, int], now_s: float) -> ClusterView:
-        """Return what is known now; `table` says which groups have more copies than usual.
+    async def view(
+        self,
+        table: Mapping[PageKey, int],
+        now_s: float,
+        wanted: Mapping[str, Wanted] | None = None,
+    ) -> ClusterView:
+        """Return what is known now. The event loop has its turn in between.
 
-        The event loop has its turn in between.
+        Args:
+            table: Groups with more copies than usual.
+            now_s: Now, in seconds from anywhere.
+            wanted: How many workers models should have, as was said last.
         """
-        looking = self._look(table, now_s)
+        looking = self._look(table, now_s, wanted or {})
         while True:
             try:
                 next(looking)
@@ -78,9 +88,14 @@ class Overview:
                 return view
             await asyncio.sleep(0)
 
-    def view_at_once(self, table: Mapping[PageKey, int], now_s: float) -> ClusterView:
+    def view_at_once(
+        self,
+        table: Mapping[PageKey, int],
+        now_s: float,
+        wanted: Mapping[str, Wanted] | None = None,
+    ) -> ClusterView:
         """Return the same, and let nobody else have a turn."""
-        looking = self._look(table, now_s)
+        looking = self._look(table, now_s, wanted or {})
         while True:
             try:
                 next(looking)
@@ -89,7 +104,7 @@ class Overview:
                 return view
 
     def _look(
-        self, table: Mapping[PageKey, int], now_s: float
+        self, table: Mapping[PageKey, int], now_s: float, wanted: Mapping[str, Wanted]
     ) -> Generator[None, None, ClusterView]:
         """Look at the cluster, and yield wherever others may have their turn."""
         records = list(self._index.places().values())
@@ -104,8 +119,10 @@ class Overview:
         groups.sort(key=lambda one: -one.uses_per_s)
         groups[:_HOLDERS_SHOWN] = yield from self._with_workers(groups[:_HOLDERS_SHOWN])
         sessions = yield from self._sessions(now_s)
-        places = [self._place(record) for record in records]
-        return ClusterView(len(nodes), least, groups, now_s, places, sessions)
+        books = self._books()
+        rates = FleetRates(one.rates for one in books.values())
+        places = [self._place(record, books.get(record.place), rates) for record in records]
+        return ClusterView(len(nodes), least, groups, now_s, places, sessions, wanted)
 
     def held(self, pages: Sequence[PageKey]) -> dict[PlaceId, int]:
         """Return by worker how many leading pages it has, in any tier."""
@@ -136,9 +153,7 @@ class Overview:
             holder.session_tag,
         )
 
-    def _with_workers(
-        self, groups: Sequence[GroupView]
-    ) -> Generator[None, None, list[GroupView]]:
+    def _with_workers(self, groups: Sequence[GroupView]) -> Generator[None, None, list[GroupView]]:
         found = []
         for one in groups:
             held = self.held(one.chain) if one.chain else {}
@@ -147,11 +162,12 @@ class Overview:
             yield
         return found
 
-    def _place(self, record: PlaceRecord) -> PlaceView:
+    def _place(
+        self, record: PlaceRecord, books: WorkerBooks | None, rates: FleetRates
+    ) -> PlaceView:
         if record.kind is not PlaceKind.WORKER:
             return PlaceView(record.place, record.kind, record.draining)
         parts = sum(part != Part.STATE for part in record.parts) or 1
-        books = self._books().get(record.place)
         return PlaceView(
             record.place,
             record.kind,
@@ -164,6 +180,10 @@ class Overview:
             waiting=0 if books is None else books.waiting,
             running=0 if books is None else books.decoding,
             has_host=int(Tier.HOST) in record.tiers,
+            model=record.model_name,
+            wait_s=0.0
+            if books is None
+            else books.queued_tokens / divisible(rates.prefill_tokens_per_s(books.rates)),
         )
 
     def _sessions(self, now_s: float) -> Generator[None, None, list[SessionView]]:

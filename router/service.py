@@ -290,7 +290,9 @@ class RouterService:
 
     def status(self, census: Census | None = None) -> ClusterStatus:
         """Return what this router knows and places said, and bring its gauges up to date."""
-        told = self._survey.status(census)
+        told = self._survey.status(
+            census, {} if self._conductor is None else self._conductor.wanted
+        )
         if self._follower is None:
             return told
         state = self._follower.state

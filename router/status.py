@@ -41,6 +41,17 @@ class WorkerLine(PlaceLine, frozen=True, kw_only=True):
     prefill_tokens_per_s: float = 0.0
 
 
+class WantedLine(msgspec.Struct, frozen=True, kw_only=True):
+    """How many workers a model should have, as a policy hints."""
+
+    model: str
+    workers: int
+    wanted: int
+    reason: str
+    """Why it is that number."""
+    policy: str
+
+
 class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The cluster. Counts of its own are since the router's start."""
 
@@ -71,6 +82,8 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The version that it could not take on; 0 where there is none."""
     policy_edit_refused: str = ""
     """Why the latest edit of a policy file that is watched changed nothing; empty where it took effect."""
+    wanted: list[WantedLine] = []
+    """Of models of which a policy says how many workers they should have."""
     remembered_answers: int = 0
     remembered_bytes: int = 0
 

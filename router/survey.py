@@ -6,9 +6,12 @@ Does not cover the status' shape (`pie.router.status`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from pie.index.contract import IndexMode, PlaceRecord
 from pie.index.mirror import Mirror
 from pie.page.events import PlaceId, PlaceKind
+from pie.policies.cluster_policy import Wanted
 from pie.router.census import Census
 from pie.router.gate import Gate
 from pie.router.link import WorkerLink
@@ -16,7 +19,7 @@ from pie.router.memory import AnswerMemory
 from pie.router.metrics import RouterMetrics
 from pie.router.models import ModelCatalog
 from pie.router.rates import FleetRates
-from pie.router.status import ClusterStatus, PlaceLine, WorkerLine
+from pie.router.status import ClusterStatus, PlaceLine, WantedLine, WorkerLine
 from pie.router.workers import WorkerSet
 
 _GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
@@ -42,8 +45,15 @@ class Survey:
         self._memory = memory
         self._metrics = metrics
 
-    def status(self, census: Census | None = None) -> ClusterStatus:
-        """Return what is known now and what places said, and bring the gauges up to date."""
+    def status(
+        self, census: Census | None = None, wanted: Mapping[str, Wanted] | None = None
+    ) -> ClusterStatus:
+        """Return what is known now and what places said, and bring the gauges up to date.
+
+        Args:
+            census: What places said.
+            wanted: How many workers models should have.
+        """
         census = census or {}
         metrics, mode = self._metrics, self._mirror.mode
         links = list(self._workers.links.values())
@@ -101,9 +111,29 @@ class Survey:
             },
             predicted_tokens=metrics.total(metrics.predicted_tokens),
             output_tokens=metrics.total(metrics.output_tokens),
+            wanted=self._wanted(wanted or {}, links),
             remembered_answers=len(self._memory),
             remembered_bytes=self._memory.used_bytes,
         )
+
+    def _wanted(
+        self, wanted: Mapping[str, Wanted], links: Sequence[WorkerLink]
+    ) -> list[WantedLine]:
+        # What nobody says any more is not shown either.
+        gauge = self._metrics.wanted_workers
+        gauge.clear()
+        for model, one in wanted.items():
+            gauge.labels(model).set(one.workers)
+        return [
+            WantedLine(
+                model=model,
+                workers=sum(link.usable and link.record.model_name == model for link in links),
+                wanted=one.workers,
+                reason=one.reason,
+                policy=one.policy,
+            )
+            for model, one in sorted(wanted.items())
+        ]
 
     def _why_not_ready(self, usable: int) -> str:
         if self._gate.draining:

@@ -329,9 +329,7 @@ class MockEngine:
             self._told = self._submitted
             self._on_report(deltas, self.load())
 
-    def _take_in(
-        self, steps: _Steps, chunk: Chunk, count: int, now_s: float
-    ) -> TokenDelta | None:
+    def _take_in(self, steps: _Steps, chunk: Chunk, count: int, now_s: float) -> TokenDelta | None:
         """Take in one chunk of `count` steps; return what to tell of it."""
         job = self._jobs.get(chunk.sequence.number)
         # One that was cancelled, or suspended for another's sake, is none of this step's.

@@ -55,7 +55,7 @@ class PolicyEventLine(msgspec.Struct, frozen=True):
     at_unix_s: float
     policy: str
     action: str
-    """`raise`, `lower`, `store`, `fetch`, `let-go`, `move`, `done`, `refuse` or `fail`."""
+    """`raise`, `lower`, `store`, `fetch`, `let-go`, `move`, `hint`, `done`, `refuse` or `fail`."""
     group: str
     """The key of the first page, in hexadecimal; empty where it is about none."""
     copies: int
@@ -64,6 +64,10 @@ class PolicyEventLine(msgspec.Struct, frozen=True):
     """The place that an order about pages or a conversation was for; empty where it was for none."""
     pages: int = 0
     """How many pages an order was about, or were moved."""
+    model: str = ""
+    """The model that a hint was about; empty where it is none."""
+    workers: int = 0
+    """How many workers that should have; 0 where no policy says any more."""
 
 
 class PolicyEvents(msgspec.Struct, frozen=True):

@@ -127,6 +127,7 @@ def test_policy_show_says_what_the_configuration_names(tmp_path: Path) -> None:
         "  retention   lru",
         "  routing     cost",
         "  replication fixed",
+        "  scale       fixed",
         "  rule 0      ttl, after: 1d; tier is disk",
     ]
 

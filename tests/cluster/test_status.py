@@ -9,7 +9,7 @@ from rich.console import Console
 
 from pie.cluster import status as shown
 from pie.cluster.sentences import printable
-from pie.router.status import ClusterStatus, PlaceLine, WorkerLine
+from pie.router.status import ClusterStatus, PlaceLine, WantedLine, WorkerLine
 
 WORKER = WorkerLine(
     place="worker-0",
@@ -111,6 +111,17 @@ def test_a_cluster_that_is_not_ready_says_why(monkeypatch: pytest.MonkeyPatch) -
     reason = "No worker is connected; index: degraded."
     status = ClusterStatus(model="", index="degraded", workers=[], pool=[], reason=reason)
     assert f"why {reason}" in printed(monkeypatch, status)
+
+
+def test_how_many_workers_are_wanted_is_shown_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wanted = WantedLine(
+        model="m", workers=1, wanted=4, reason="9.0 requests wait\x1b[2J", policy="by-load"
+    )
+    status = ClusterStatus(model="m", index="ok", workers=[], pool=[], wanted=[wanted])
+    lines = printed(monkeypatch, status)
+    assert "wanted m 4 workers, 1 is up: 9.0 requests wait\\x1b[2J" in lines
 
 
 @pytest.mark.parametrize(

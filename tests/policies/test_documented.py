@@ -91,11 +91,19 @@ def test_pages_and_conversations_move_as_it_stands_there(tmp_path: Path) -> None
     assert found.worker_moves() == WorkerMoves(looks_ahead=16, drain_share=0.8)
 
 
+def test_workers_are_hinted_as_it_stands_there(tmp_path: Path) -> None:
+    file = tmp_path / "policies.yaml"
+    file.write_text(blocks("yaml")[7])
+    found = load_policy_file(file)
+    assert found.scale.options == {"min": 2, "max": 12, "waiting": 4.0, "fall_after": 600.0}
+    assert [name for name, _ in found.new_cluster()][-1] == "by-load"
+
+
 def test_every_cluster_policy_is_documented_with_all_its_options_and_their_defaults() -> None:
     rows = dict(
         re.findall(r"^\| `([\w-]+)`.*? \| .* \| (.*) \|$", DOCUMENT.read_text(), re.MULTILINE)
     )
-    for kind in (PolicyKind.REPLICATION, PolicyKind.MIGRATION):
+    for kind in (PolicyKind.REPLICATION, PolicyKind.MIGRATION, PolicyKind.SCALE):
         for name, policy in BUILTIN[kind].items():
             for option in options_schema(policy).get("properties", {}):  # type: ignore[attr-defined]
                 assert f"`{option}`" in rows[name], f"{name}: {option}"
@@ -104,7 +112,7 @@ def test_every_cluster_policy_is_documented_with_all_its_options_and_their_defau
 def test_a_policy_of_ones_own_chooses_the_victims(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(blocks("python")[0])
     file = tmp_path / "policies.yaml"
-    file.write_text(blocks("yaml")[7].replace("64", "1"))
+    file.write_text(blocks("yaml")[9].replace("64", "1"))
     manager = RetentionManager(load_policy_file(file).new_retention(), name="test")
     for number in range(4):
         key = PageKey(bytes([number]) * 32)
@@ -118,7 +126,7 @@ def test_the_test_of_it_runs_as_it_stands_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mine.py").write_text(blocks("python")[0])
-    (tmp_path / "policies.yaml").write_text(blocks("yaml")[7])
+    (tmp_path / "policies.yaml").write_text(blocks("yaml")[9])
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     exec(blocks("python")[1], names)

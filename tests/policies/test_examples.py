@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from pie.page.events import Part, PlaceId, Tier
+from pie.page.events import Part, PlaceId, PlaceKind, Tier
 from pie.page.key import PageKey
 from pie.policies.cluster_manager import ClusterManager
-from pie.policies.cluster_policy import ClusterView, GroupView
+from pie.policies.cluster_policy import ClusterView, GroupView, PlaceView
 from pie.policies.loader import load_policies, load_policy_file
 from pie.policies.manager import RetentionManager
 from pie.policies.policy_set import PolicySet
@@ -43,6 +43,7 @@ def test_the_file_beside_them_is_good() -> None:
     assert found.retention.options == {"keep_pages": 64}
     assert found.routing.options == {"patience_ms": 500}
     assert found.replication.name == "copies_by_key:CopiesByKey"
+    assert found.scale.options == {"spare": 2}
 
 
 def test_newest_first_keeps_the_earliest() -> None:
@@ -103,6 +104,18 @@ def test_chosen_groups_have_their_copies_and_others_no_more() -> None:
     assert (again.table, again.events) == (decision.table, [])
 
 
+def test_spare_workers_are_wanted_beside_the_busy_ones() -> None:
+    (_, scale) = policies("cluster: {scale: 'spare_workers:SpareWorkers'}").new_cluster()[-1]
+    places = [
+        PlaceView(PlaceId(name), PlaceKind.WORKER, model=model, running=running)
+        for name, model, running in (("a", "m", 2), ("b", "m", 0), ("c", "n", 0))
+    ]
+    decision = ClusterManager([("spare", scale)]).decide(
+        ClusterView(0, 1, (), 0.0, places), {}, Held()
+    )
+    assert {model: one.workers for model, one in decision.wanted.items()} == {"m": 2, "n": 1}
+
+
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The examples as `pip install` leaves them, without asking pip."""
@@ -128,13 +141,19 @@ def test_installed_policies_are_named_as_built_ins_are() -> None:
     found = load_policies(
         """
         worker: {retention: {policy: newest-first, keep_pages: 3}}
-        cluster: {routing: patient-sessions, replication: {policy: copies-by-key, groups: []}}
+        cluster: {routing: patient-sessions, replication: {policy: copies-by-key, groups: []}, scale: spare-workers}
         """,
         name="policies.yaml",
     )
     assert found.retention.options == {"keep_pages": 3}
-    for policy in (found.new_retention(), found.new_routing(), found.new_replication()):
-        assert type(policy).__module__ in {"newest_first", "patient_sessions", "copies_by_key"}
+    (_, scale) = found.new_cluster()[-1]
+    for policy in (found.new_retention(), found.new_routing(), found.new_replication(), scale):
+        assert type(policy).__module__ in {
+            "newest_first",
+            "patient_sessions",
+            "copies_by_key",
+            "spare_workers",
+        }
 
 
 @pytest.mark.usefixtures("installed")

@@ -72,6 +72,8 @@ class MockSpec(msgspec.Struct, frozen=True, kw_only=True):
     context_tokens: int = 8192
     token_delay_s: float = 0.0
     """0 sends an answer whole."""
+    answers_at_once: int = 0
+    """Lets the others wait; 0 answers all at once."""
     die_after_tokens: int | None = None
     """Ends its own process, without a word, once it has sent so many tokens."""
     fail_after_tokens: int | None = None
@@ -145,6 +147,7 @@ class _Mock:
         self._held: dict[PageKey, PageEntry] = {}
         self._running: dict[tuple[bytes, str], asyncio.Task[None]] = {}
         self._sent = 0
+        self._room = asyncio.Semaphore(spec.answers_at_once or 1_000_000)
         self._publisher: Publisher
 
     async def run(self) -> None:
@@ -214,9 +217,13 @@ class _Mock:
                 raise RefusedError(RefusalCode(spec.refuse), "as the test wants", 7.0)
             if spec.silent:
                 return
-            task = asyncio.ensure_future(self._answer(peer, message, tokens))
+            task = asyncio.ensure_future(self._answer_in_turn(peer, message, tokens))
             self._running[peer.id, message.request_id] = task
             task.add_done_callback(lambda _: self._running.pop((peer.id, message.request_id), None))
+
+    async def _answer_in_turn(self, peer: Peer, message: Generate, tokens: array[int]) -> None:
+        async with self._room:
+            await self._answer(peer, message, tokens)
 
     async def _answer(self, peer: Peer, message: Generate, tokens: array[int]) -> None:
         """Send the fixed text from where the request's output is."""
