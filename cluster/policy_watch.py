@@ -22,7 +22,7 @@ from pie.index.errors import PageIndexError
 from pie.index.policy_store import PolicyStore
 from pie.index.settings import IndexSettings
 from pie.policies.document import MAX_BYTES
-from pie.policies.errors import PolicyFileError
+from pie.policies.errors import PolicyFileError, PolicyLateError
 from pie.policies.loader import load_policies
 
 log = logging.getLogger("pie.cluster.policy_watch")
@@ -62,6 +62,8 @@ class PolicyWatch:
         self._say = say
         self._away = away
         self._seen: bytes | None = None
+        self._late: bytes | None = None
+        """What was refused because code that it names had not come back: it is offered again."""
         self._said = ""
 
     def look(self) -> None:
@@ -70,6 +72,9 @@ class PolicyWatch:
             content = self._read()
             if content == self._seen:
                 return
+            if content == self._late:
+                self._offer(content)
+                return
             # One that is written in place is empty for a moment, or half of what it will be.
             time.sleep(_SETTLES_S)
             if content != self._read():
@@ -77,12 +82,7 @@ class PolicyWatch:
         except OSError as error:
             self._say_once(f"{self._file} cannot be read: {error.strerror or error}")
             return
-        try:
-            self._offer(content)
-        except self._away as error:
-            self._say_once(str(error))
-        else:
-            self._seen, self._said = content, ""
+        self._offer(content)
 
     def _read(self) -> bytes:
         if stat.S_ISFIFO(self._file.stat().st_mode):
@@ -94,6 +94,16 @@ class PolicyWatch:
 
     def _offer(self, content: bytes) -> None:
         try:
+            self._hand_on(content)
+        except self._away as error:
+            self._say_once(str(error))
+        except PolicyLateError:
+            self._late = content
+        else:
+            self._seen, self._late, self._said = content, None, ""
+
+    def _hand_on(self, content: bytes) -> None:
+        try:
             policies = load_policies(
                 content, name=str(self._file), folder=self._file.absolute().parent
             )
@@ -101,6 +111,10 @@ class PolicyWatch:
             self._take(policies.text)
             for warning in policies.warnings:
                 self._say(f"warning: {self._file}:{warning}")
+        except PolicyLateError as error:
+            if content != self._late:
+                self._refuse(str(error).splitlines())
+            raise
         except PolicyFileError as error:
             self._refuse(str(error).splitlines())
         except ConfigError as error:

@@ -5,12 +5,15 @@ where it does not answer. Does not cover what is done instead (`pie.policies.man
 
 Events are handed over in order and are not waited for. A policy that has not answered by the
 deadline is not waited for again until it has: one that hangs costs one deadline, however often it
-is asked. A late answer is thrown away, because the pages have changed meanwhile.
+is asked. A late answer is thrown away, because the pages have changed meanwhile. One that has not
+come back in `ENDS_S` is ended, where that is possible, and not asked again.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -18,6 +21,7 @@ from itertools import islice
 
 from pie.page.events import Part
 from pie.page.key import PageKey
+from pie.policies.ending import ENDS_S, Endable
 from pie.policies.errors import PolicyStalledError
 from pie.policies.retention import PageView, RetentionPolicy
 
@@ -37,12 +41,19 @@ class AsidePolicy:
     Args:
         policy: The user's; called from one thread alone.
         deadline_s: How long `victims` waits for an answer.
+        ends_s: How long it may be about one event or question before it is ended.
     """
 
-    def __init__(self, policy: RetentionPolicy, *, deadline_s: float = DEADLINE_S) -> None:
+    def __init__(
+        self,
+        policy: RetentionPolicy,
+        *,
+        deadline_s: float = DEADLINE_S,
+        ends_s: float = ENDS_S,
+    ) -> None:
         self.policy = policy
         self._deadline_s = deadline_s
-        self._desk = _Desk(policy)
+        self._desk = _Desk(policy, ends_s)
         thread = threading.Thread(target=self._desk.work, name="pie-policy", daemon=True)
         thread.start()
         # The thread knows the desk alone, so that it ends when nobody asks any more.
@@ -79,8 +90,12 @@ class AsidePolicy:
 class _Desk:
     """What waits for a policy, and its last answer."""
 
-    def __init__(self, policy: RetentionPolicy) -> None:
+    def __init__(self, policy: RetentionPolicy, ends_s: float) -> None:
         self._name = type(policy).__name__
+        self._ends_s = ends_s
+        self._endable = Endable()
+        self._began_s: float | None = None
+        """Since when the policy is about one event or question."""
         self._lock = threading.Condition()
         self._waiting: deque[Callable[[], None]] = deque()
         self._question: Callable[[int], Proposals] | None = None
@@ -89,27 +104,31 @@ class _Desk:
         self._answer: Proposals | None = None
         self._error: BaseException | None = None
         self._held = 0
-        self._is_given_up = False
+        self._given_up = ""
+        """Why it is not asked again; empty where it is."""
         self._has_ended = False
 
     def tell(self, event: Callable[[], None], *, held: int = 0) -> None:
         with self._lock:
             self._held += held
-            if self._is_given_up:
+            if self._given_up:
                 return
             if len(self._waiting) >= MOST_WAITING:
-                self._is_given_up = True
-                self._waiting.clear()
+                self._give_up("fell too far behind")
+                self._endable.end()
                 return
+            if self._waiting:
+                self._end_late()
             self._waiting.append(event)
             if len(self._waiting) == 1:
                 self._lock.notify_all()
 
     def ask(self, question: Callable[[int], Proposals], limit_s: float) -> Proposals:
         with self._lock:
-            if self._is_given_up:
-                raise PolicyStalledError(f"{self._name} fell too far behind and is not asked again")
+            if self._given_up:
+                raise PolicyStalledError(f"{self._name} {self._given_up} and is not asked again")
             if self._is_busy:
+                self._end_late()
                 raise PolicyStalledError(f"{self._name} has not answered an earlier question")
             self._is_busy, self._question, self._answer = True, question, None
             self._lock.notify_all()
@@ -119,39 +138,64 @@ class _Desk:
                 raise error
             answer = self._taken()
             if not answered or answer is None:
+                self._look_again()
                 raise PolicyStalledError(f"{self._name} has not answered in {limit_s * 1e3:g} ms")
             return answer
 
     def _taken(self) -> Proposals | None:
         return self._answer
 
+    def _look_again(self) -> None:
+        """See later whether it has come back, also where nobody asks or tells it anything until then."""
+        timer = threading.Timer(self._ends_s, self._end_late)
+        timer.daemon = True
+        timer.start()
+
+    def _end_late(self) -> None:
+        began_s = self._began_s
+        if began_s is not None and time.monotonic() - began_s >= self._ends_s:
+            self._endable.end()
+
+    def _give_up(self, why: str) -> None:
+        self._given_up = why
+        self._waiting.clear()
+
     def end(self) -> None:
         with self._lock:
             self._has_ended = True
             self._lock.notify_all()
+        # Nobody waits for what it is about now.
+        self._endable.end()
+
+    def _has_something_to_do(self) -> bool:
+        return bool(self._waiting or self._question or self._has_ended or self._given_up)
 
     def work(self) -> None:
         while True:
             with self._lock:
-                self._lock.wait_for(lambda: self._waiting or self._question or self._has_ended)
-                if self._has_ended:
+                self._lock.wait_for(self._has_something_to_do)
+                if self._has_ended or self._given_up:
                     return
                 event = self._waiting.popleft() if self._waiting else None
                 question, most = self._question, self._held + _MORE_PROPOSALS
                 if event is None:
                     self._question = None
+                self._began_s = time.monotonic()
             answer: Proposals | None = None
             error: BaseException | None = None
             # On a thread of its own nothing that a policy raises is a signal's.
             try:
                 if event is not None:
-                    event()
+                    self._endable.run(event)
                 elif question is not None:
-                    answer = question(most)
+                    answer = self._endable.run(functools.partial(question, most))
             except BaseException as raised:  # noqa: BLE001
                 error = raised
             with self._lock:
+                self._began_s = None
                 self._error = error or self._error
+                if self._endable.was_ended and not self._given_up:
+                    self._give_up(f"had not come back in {self._ends_s:g} s, was ended,")
                 if event is None:
                     self._answer, self._is_busy = answer, False
                     self._lock.notify_all()

@@ -14,6 +14,7 @@ from pie.cluster.errors import ConfigError, NotRunningError
 from pie.cluster.policy_watch import PolicyWatch, ServedPolicies
 from pie.index.policy_store import PolicyStore
 from pie.index.settings import IndexSettings
+from pie.policies import user_code
 from tests.support.redis_server import index_settings, redis_server, redis_url
 
 __all__ = ["index_settings", "redis_server", "redis_url"]
@@ -126,6 +127,29 @@ def test_an_edit_is_offered_again_until_somebody_takes_it(tmp_path: Path) -> Non
     taker.is_away = False
     taker.look()
     assert taker.taken == [LRU]
+
+
+def test_a_file_whose_module_is_imported_for_long_is_refused_once_and_taken_when_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(user_code, "LIMIT_S", 0.2)
+    (tmp_path / "watched_long.py").write_text(
+        "import time\nfrom pathlib import Path\nfrom pie.policies.lru import LruRetention\n"
+        "while not Path(__file__).with_name('go').exists(): time.sleep(0.01)\n"
+        "class Long(LruRetention): ...\n"
+    )
+    file = tmp_path / "policies.yaml"
+    file.write_text("worker: {retention: 'watched_long:Long'}")
+    taker = Taker(file)
+    taker.look()
+    (told,) = taker.refused
+    assert "the import of module 'watched_long' has not come back in 0.2 s" in told[0]
+    assert not taker.taken
+    (tmp_path / "go").touch()
+    monkeypatch.setattr(user_code, "LIMIT_S", 60.0)
+    taker.look()
+    assert taker.taken == ["worker: {retention: 'watched_long:Long'}"]
+    assert len(taker.refused) == 1
 
 
 def test_watching_needs_a_file_to_watch(tmp_path: Path) -> None:
