@@ -148,7 +148,7 @@ class Answerer:
             pieces = likeliest.of(pieces, choices=choices)
         counts = _usage(generations, choices)
         # Before the client can ask its next turn.
-        await self._remember(generations)
+        await self._remember(exchange, generations)
         await exchange.respond_json(200, shaper.answer(pieces, counts), _headers(generations))
 
     async def _stream(
@@ -177,16 +177,17 @@ class Answerer:
             if ended:
                 if usage_events:
                     events.append(shaper.closing(_usage(generations, choices)))
-                await self._remember(generations)
+                await self._remember(exchange, generations)
                 await exchange.end_stream(events)
                 return
             await exchange.send_events(events)
 
-    async def _remember(self, generations: Sequence[Generation]) -> None:
-        """Keep the ids of answers, for the next turn of their conversations."""
-        for generation in generations:
-            order = generation.order
-            await order.model.prompts.remember(order.prompt, generation.text, generation.output_ids)
+    async def _remember(self, exchange: Exchange, generations: Sequence[Generation]) -> None:
+        """Keep the ids of answers, for the next turn of their conversations, where there is time."""
+        try:
+            await exchange.in_time(_remembered(generations, exchange.caller.tenant))
+        except ApiError as error:
+            log.info("request %s is not remembered: %s", exchange.request_id, error)
 
     def _count(self, generations: Sequence[Generation]) -> None:
         """Count what was made, whether or not it was made to its end."""
@@ -206,6 +207,12 @@ class Answerer:
                 metrics.cached_tokens.labels("device").inc(started.cached.device)
             for tier, tokens in loaded_tokens(started.cached).items():
                 metrics.cached_tokens.labels(tier).inc(tokens)
+
+
+async def _remembered(generations: Sequence[Generation], tenant: str) -> None:
+    for generation in generations:
+        order, text = generation.order, generation.text
+        await order.model.prompts.remember(order.prompt, text, generation.output_ids, tenant=tenant)
 
 
 def _headers(generations: Sequence[Generation]) -> dict[str, str]:

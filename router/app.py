@@ -28,13 +28,13 @@ from pie.router.answer import Answerer
 from pie.router.api.body import BodyLimits, GenerationBody, parse_body
 from pie.router.api.chat import ChatBody
 from pie.router.api.chat_answers import ChatShaper
-from pie.router.api.completions import CompletionBody, CompletionShaper
+from pie.router.api.completions import CompletionBody, CompletionShaper, Echo
 from pie.router.api.listing import Model, ModelList
 from pie.router.api.responses_answers import ResponsesShaper
 from pie.router.api.usage import Shaper
 from pie.router.census import Census, CensusTaker
+from pie.router.completing import echoes_of, plain
 from pie.router.conversing import Calling, conversation
-from pie.router.echoing import echo
 from pie.router.endpoint import Endpoint, Handler
 from pie.router.errors import ApiError, invalid, model_not_found, shown, unavailable
 from pie.router.exchange import BodyBudget, Exchange, new_request_id
@@ -254,6 +254,7 @@ class RouterApp:
                     salt=exchange.caller.salt(body.cache_salt),
                     context_tokens=model.context_tokens,
                     keep=body.kept_tokens(model.context_tokens),
+                    tenant=exchange.caller.tenant,
                 )
                 prompt = await exchange.in_time(making)
                 await self._generate(
@@ -286,12 +287,12 @@ class RouterApp:
         with self._gate.enter(sequences):
             async with exchange.caller.enter(sequences):
                 keep = body.kept_tokens(model.context_tokens)
-                prompts = await exchange.in_time(_plain(model, body.prompts, keep))
-                spelled: Sequence[str | Sequence[int]] = body.prompts if body.echo else ()
-                echoes = [
-                    echo(model.prompts.tokenizer, asked, prompt.ids, keep)
-                    for asked, prompt in zip(spelled, prompts, strict=False)
-                ]
+                tenant = exchange.caller.tenant
+                prompts = await exchange.in_time(plain(model, body.prompts, keep, tenant))
+                echoes: list[Echo] = []
+                if body.echo:
+                    making = echoes_of(model, body.prompts, prompts, keep, tenant)
+                    echoes = await exchange.in_time(making)
                 told = body.told
                 shaper = partial(CompletionShaper, choices=body.choices, echoes=echoes, told=told)
                 await self._generate(
@@ -330,11 +331,12 @@ class RouterApp:
         prompt_logprobs: int | None = None,
     ) -> None:
         """Make orders and answer them."""
-        request_id = exchange.request_id
+        request_id, caller = exchange.request_id, exchange.caller
+        words = model.prompts.bad_words(body.bad_words or (), tenant=caller.tenant)
         sampling = body.sampling(
             logprobs=logprobs,
             vocab_size=model.vocab_size,
-            bad_words=await model.prompts.bad_words(body.bad_words or ()),
+            bad_words=await exchange.in_time(words) if body.bad_words else await words,
         )
         choices = body.sequences
         likeliest = None
@@ -347,7 +349,6 @@ class RouterApp:
         samplings = [msgspec.structs.replace(sampling, seed=seed) for seed in seeds]
         place = self._place(exchange.header(_PLACE_HEADER))
         grammar_param, wanted = grammar or (None, None)
-        caller = exchange.caller
         salt = caller.salt(body.cache_salt)
         orders = [
             Order(
@@ -375,7 +376,8 @@ class RouterApp:
             for prefix in (Prefix(prompt.ids, salt),)
             for choice, seeded in enumerate(samplings)
         ]
-        await caller.prompt(sum(len(prompt.ids) for prompt in prompts))
+        if caller.quota is not None:
+            await exchange.in_time(caller.prompt(sum(len(prompt.ids) for prompt in prompts)))
         await self._answerer.answer(
             exchange,
             orders,
@@ -459,21 +461,6 @@ def _methods(request: Request) -> list[str]:
     routes = [one for one in request.app.routes if isinstance(one, Route)]
     found = [one.methods or () for one in routes if one.matches(request.scope)[0] != Match.NONE]
     return sorted({method for methods in found for method in methods})
-
-
-async def _plain(
-    model: ServedModel, prompts: Sequence[str | Sequence[int]], keep: int | None
-) -> list[Prompt]:
-    """Return prompts that are no conversations; streams have a turn before each."""
-    maker, room, made = model.prompts, model.context_tokens, []
-    for asked in prompts:
-        await asyncio.sleep(0)
-        if isinstance(asked, str):
-            made.append(await maker.text(asked, context_tokens=room, keep=keep))
-        else:
-            size = model.vocab_size
-            made.append(maker.tokens(asked, context_tokens=room, vocab_size=size, keep=keep))
-    return made
 
 
 def _room(

@@ -22,6 +22,8 @@ from pie.router.sse import DONE, event
 
 JSON = "application/json"
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+_WATCHED_AFTER_S = 0.01
+"""How long something is waited for before its client is looked after."""
 T = TypeVar("T")
 _encode = msgspec.json.Encoder().encode
 
@@ -148,17 +150,40 @@ class Exchange:
             self._bodies.give_back(size)
 
     async def in_time(self, work: Awaitable[T]) -> T:
-        """Return what comes of `work`, such as a prompt that waits for a thread, while the request has time.
+        """Return what comes of `work`, such as a prompt that waits for a thread, while somebody waits for it.
+
+        The body must have been read. Work that is given up is cancelled.
 
         Raises:
-            ApiError: 504; the work is given up, if it has not begun.
+            ApiError: 504; the request has no more time.
+            ClientGoneError: The client hung up.
         """
         limit_s = self._settings.request_timeout_s
+        loop = asyncio.get_running_loop()
+        watching: list[asyncio.Task[None]] = []
+        gone = False
+
+        def end() -> None:
+            nonlocal gone
+            gone = True
+            limit.reschedule(loop.time())
+
+        def begin() -> None:
+            watching.append(loop.create_task(self.watch(end)))
+
+        # Most work is done at once, and then a task would take longer than the work.
+        later = loop.call_later(_WATCHED_AFTER_S, begin)
         try:
-            async with asyncio.timeout(limit_s - (time.monotonic() - self.arrived_s)):
+            async with asyncio.timeout(limit_s - (time.monotonic() - self.arrived_s)) as limit:
                 return await work
         except TimeoutError:
+            if gone:
+                raise ClientGoneError from None
             raise server_error(f"No full answer within {limit_s:g} s.", "timeout", 504) from None
+        finally:
+            later.cancel()
+            for watch in watching:
+                watch.cancel()
 
     async def watch(self, gone: Callable[[], None]) -> None:
         """Call `gone` when the client hangs up; the body must have been read."""

@@ -123,10 +123,12 @@ class Inferlets:
                     arguments=body.texts,
                     entry=body.entry,
                     model=model,
-                    begins_with=await self._beginning(body, model, salt),
+                    begins_with=await exchange.in_time(
+                        self._beginning(body, model, salt, caller.tenant)
+                    ),
                     salt=salt,
                 )
-                run = await self._runs.begin(order)
+                run = await exchange.in_time(self._runs.begin(order))
                 try:
                     await _tell_all(exchange, run)
                 finally:
@@ -178,7 +180,9 @@ class Inferlets:
             raise unavailable("No worker is ready.", self._settings.retry_after_s)
         return models[0]
 
-    async def _beginning(self, body: RunBody, model: ServedModel, salt: str | None) -> array[int]:
+    async def _beginning(
+        self, body: RunBody, model: ServedModel, salt: str | None, tenant: str
+    ) -> array[int]:
         """Return the tokens that a program is expected to begin with; a hint, so never an error."""
         begins, prompt = body.begins_with, body.arguments.get("prompt")
         if begins is None and isinstance(prompt, str):
@@ -187,13 +191,16 @@ class Inferlets:
             return array("I")
         try:
             if isinstance(begins, str):
-                made = await model.prompts.text(begins, context_tokens=model.context_tokens)
+                made = await model.prompts.text(
+                    begins, context_tokens=model.context_tokens, tenant=tenant
+                )
             else:
                 made = await model.prompts.conversation(
                     _conversation(begins),
                     model=model.name,
                     salt=salt,
                     context_tokens=model.context_tokens,
+                    tenant=tenant,
                 )
         except ApiError:
             return array("I")

@@ -20,6 +20,7 @@ from pie.index.contract import PlaceRecord
 from pie.router.errors import TokenizerMismatchError, model_not_found, unavailable
 from pie.router.memory import AnswerMemory
 from pie.router.prompt import PromptMaker
+from pie.router.turns import Turns
 from pie.tokens.errors import TokensError
 from pie.tokens.pieces import PieceMemory
 from pie.tokens.template import ChatTemplate
@@ -59,7 +60,8 @@ class ModelCatalog:
         memory: Remembers answers, for all models.
         pieces: Remembers what texts were tokenised to, for all models.
         thread_bytes: Longer texts are tokenised in a thread.
-        threads: Where tokenizers are loaded and long texts tokenised.
+        threads: Where tokenizers are loaded.
+        turns: Where long texts are tokenised.
         on_change: Called when a tokenizer has been loaded.
         retry_after_s: What a client is told to wait for a model that may come back.
     """
@@ -71,6 +73,7 @@ class ModelCatalog:
         pieces: PieceMemory,
         thread_bytes: int,
         threads: Executor,
+        turns: Turns,
         on_change: Callable[[], None],
         retry_after_s: float = 2.0,
     ) -> None:
@@ -78,6 +81,7 @@ class ModelCatalog:
         self._pieces = pieces
         self._thread_bytes = thread_bytes
         self._threads = threads
+        self._turns = turns
         self._on_change = on_change
         self._retry_after_s = retry_after_s
         self._makers: dict[str, PromptMaker] = {}
@@ -208,7 +212,7 @@ class ModelCatalog:
             memory=self._memory,
             pieces=self._pieces,
             thread_bytes=self._thread_bytes,
-            threads=self._threads,
+            turns=self._turns,
         )
 
 

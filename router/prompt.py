@@ -6,10 +6,8 @@ keys of pages and who holds them (`pie.router.choice`).
 
 from __future__ import annotations
 
-import asyncio
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -17,6 +15,7 @@ import msgspec
 
 from pie.router.errors import ApiError, invalid
 from pie.router.memory import AnswerMemory, Turn
+from pie.router.turns import Turns
 from pie.tokens.detokenizer import Detokenizer
 from pie.tokens.errors import TemplateError, TextError
 from pie.tokens.pieces import PieceEncoder, PieceMemory
@@ -82,8 +81,8 @@ class PromptMaker:
         template: Its chat template; None where it has none.
         memory: Remembers answers.
         pieces: Remembers what texts were tokenised to.
-        thread_bytes: Longer texts are tokenised by `threads`, so that no stream waits for them.
-        threads: Where long texts go.
+        thread_bytes: Longer texts are tokenised in threads, so that no stream waits for them.
+        turns: Where long texts go, their tenants in turn.
     """
 
     def __init__(
@@ -94,13 +93,13 @@ class PromptMaker:
         memory: AnswerMemory,
         pieces: PieceMemory,
         thread_bytes: int,
-        threads: Executor,
+        turns: Turns,
     ) -> None:
         self.tokenizer = tokenizer
         self.template = template
         self._memory = memory
         self._thread_bytes = thread_bytes
-        self._threads = threads
+        self._turns = turns
         self._pieces = PieceEncoder(tokenizer, _marks(tokenizer, template), pieces)
         # A text that goes on with one of these is tokenised the same whatever stood before it.
         self._breaks = tuple(self._pieces.cuts)
@@ -113,8 +112,9 @@ class PromptMaker:
         salt: str | None,
         context_tokens: int,
         keep: int | None = None,
+        tenant: str = "",
     ) -> Prompt:
-        """Return the prompt of a conversation with a model, its last `keep` tokens where that is set.
+        """Return the prompt of a tenant's conversation with a model, its last `keep` tokens where that is set.
 
         Raises:
             ApiError: The template does not take it, or it is longer than the context.
@@ -128,19 +128,24 @@ class PromptMaker:
             # Whatever a template is given it may render, and at any length.
             long or _is_heavy(given, self._thread_bytes),
             lambda: self._conversation(asked, space, context_tokens, keep),
+            tenant,
         )
 
-    async def text(self, text: str, *, context_tokens: int, keep: int | None = None) -> Prompt:
+    async def text(
+        self, text: str, *, context_tokens: int, keep: int | None = None, tenant: str = ""
+    ) -> Prompt:
         """Return the prompt of a plain text, its last `keep` tokens where that is set.
 
         Raises:
             ApiError: It is longer than the context, or has no tokens.
         """
         return await self.run(
-            len(text) > self._thread_bytes, lambda: self._text(text, context_tokens, keep)
+            len(text) > self._thread_bytes, lambda: self._text(text, context_tokens, keep), tenant
         )
 
-    async def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    async def bad_words(
+        self, words: Sequence[str], *, tenant: str = ""
+    ) -> tuple[tuple[int, ...], ...]:
         """Return words as token sequences, each as it is spelled at a beginning and amid a text.
 
         Raises:
@@ -157,11 +162,11 @@ class PromptMaker:
 
         try:
             # Each is read twice, and a short one takes as long as a page's worth of a long text.
-            return await self.run(_is_heavy(words, self._thread_bytes // 8), work)
+            return await self.run(_is_heavy(words, self._thread_bytes // 8), work, tenant)
         except TextError as error:
             raise invalid(f"bad_words: {error}", "bad_words") from error
 
-    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    async def encode(self, text: str, *, add_special_tokens: bool, tenant: str = "") -> list[int]:
         """Return the ids of a text that is no prompt.
 
         Raises:
@@ -170,7 +175,9 @@ class PromptMaker:
         long = len(text) > self._thread_bytes
         try:
             return await self.run(
-                long, lambda: self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+                long,
+                lambda: self.tokenizer.encode(text, add_special_tokens=add_special_tokens),
+                tenant,
             )
         except TextError as error:
             raise invalid(f"prompt: {error}", "prompt") from error
@@ -198,13 +205,15 @@ class PromptMaker:
             raise invalid(f"prompt: token ids are at least 0 and below {vocab_size}", "prompt")
         return Prompt(array("I", ids))
 
-    async def remember(self, prompt: Prompt, text: str, output_ids: Sequence[int]) -> None:
+    async def remember(
+        self, prompt: Prompt, text: str, output_ids: Sequence[int], *, tenant: str = ""
+    ) -> None:
         """Keep the ids of an answer, where the text that a client saw is just what they spell."""
         if not prompt.rendered or not text:
             return
         ids = array("I", output_ids)
         long = len(ids) > _THREAD_IDS or self._is_long(len(prompt.rendered), prompt.turns)
-        await self.run(long, lambda: self._remember(prompt, text, ids))
+        await self.run(long, lambda: self._remember(prompt, text, ids), tenant)
 
     def _remember(self, prompt: Prompt, text: str, ids: array[int]) -> None:
         special = self.tokenizer.special_ids
@@ -241,11 +250,13 @@ class PromptMaker:
         """Whether a conversation would stall streams."""
         return chars > self._thread_bytes or len(turns) > _THREAD_TURNS
 
-    async def run(self, long: bool, work: Callable[[], T]) -> T:
-        """Do short work here and long work in a thread."""
-        if not long:
-            return work()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+    async def run(self, long: bool, work: Callable[[], T], tenant: str) -> T:
+        """Do short work here, and long work in a thread when it is the tenant's turn.
+
+        Raises:
+            ApiError: Too much waits.
+        """
+        return await self._turns.run(tenant, work) if long else work()
 
     def _conversation(
         self, asked: Conversation, space: bytes, context_tokens: int, keep: int | None

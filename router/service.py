@@ -61,6 +61,7 @@ from pie.router.survey import Survey
 from pie.router.tenant import tenant_tag
 from pie.router.tls import server_context
 from pie.router.trace import TraceRecorder
+from pie.router.turns import Turns
 from pie.router.workers import WorkerSet
 from pie.tokens.pieces import PieceMemory
 from pie.wire import WireSettings
@@ -115,12 +116,20 @@ class RouterService:
         self._feed = MirrorFeed(index_url, self._mirror, settings=index)
         self._memory = AnswerMemory(int(settings.remembered_bytes))
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="pie-router")
+        self._turns = Turns(
+            self._threads,
+            at_once=_THREADS,
+            # No sequence in flight has more than one piece of work.
+            most_waiting=settings.max_in_flight,
+            retry_after_s=settings.retry_after_s,
+        )
         self._workers = WorkerSet(settings.max_workers_connected, wire, secret=secret)
         self._catalog = ModelCatalog(
             memory=self._memory,
             pieces=PieceMemory(int(settings.tokenised_bytes)),
             thread_bytes=int(settings.thread_bytes),
             threads=self._threads,
+            turns=self._turns,
             on_change=self._look,
             retry_after_s=settings.retry_after_s,
         )
@@ -284,6 +293,7 @@ class RouterService:
                     await closing
             except TimeoutError:
                 log.warning("letting go of %s took more than %g s", name, _CLOSE_S)
+        self._turns.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
         if self._trace is not None:
             await asyncio.to_thread(self._trace.close)

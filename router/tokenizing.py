@@ -6,8 +6,8 @@ Covers `/tokenize` and `/detokenize`, and says that there are no embeddings. Doe
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 
@@ -68,7 +68,7 @@ class Tokenizing:
             body = parse_body(TokenizeConversation, data, self._limits)
         else:
             body = parse_body(TokenizeText, data, self._limits)
-        model = self._model(body.model)
+        model, tenant = self._model(body.model), exchange.caller.tenant
         with self._gate.enter(1):
             async with exchange.caller.enter(1):
                 if isinstance(body, TokenizeConversation):
@@ -77,13 +77,14 @@ class Tokenizing:
                         model=model.name,
                         salt=exchange.caller.salt(None),
                         context_tokens=_ROOM,
+                        tenant=tenant,
                     )
                     prompt = await exchange.in_time(making)
                     ids = prompt.ids.tolist()
                 else:
                     added = body.add_special_tokens is not False
                     ids = await exchange.in_time(
-                        model.prompts.encode(body.prompt, add_special_tokens=added)
+                        model.prompts.encode(body.prompt, add_special_tokens=added, tenant=tenant)
                     )
                 if len(ids) > _MOST_TOLD:
                     param = "messages" if isinstance(body, TokenizeConversation) else "prompt"
@@ -94,7 +95,9 @@ class Tokenizing:
                     )
                 names = bool(body.return_token_strs)
                 content = await exchange.in_time(
-                    model.prompts.run(len(ids) > _PIECE, lambda: _told(model, ids, names=names))
+                    model.prompts.run(
+                        len(ids) > _PIECE, lambda: _told(model, ids, names=names), tenant
+                    )
                 )
         await exchange.respond(200, content)
 
@@ -109,8 +112,11 @@ class Tokenizing:
             )
         with self._gate.enter(1):
             async with exchange.caller.enter(1):
-                text = await asyncio.to_thread(
+                decode = partial(
                     model.prompts.tokenizer.decode, body.tokens, skip_special_tokens=False
+                )
+                text = await exchange.in_time(
+                    model.prompts.run(len(body.tokens) > _PIECE, decode, exchange.caller.tenant)
                 )
         await exchange.respond_json(200, Detokenized(text))
 

@@ -27,7 +27,7 @@ def model(chat_folder: Path) -> ServedModel:
         memory=AnswerMemory(0),
         pieces=PieceMemory(0),
         thread_bytes=0,
-        threads=None,  # type: ignore[arg-type]
+        turns=None,  # type: ignore[arg-type]
     )
     return ServedModel("m", tokenizer.digest, prompts, 100, 100, 0)
 

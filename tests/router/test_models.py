@@ -17,6 +17,7 @@ from pie.page.events import Epoch, PlaceId, PlaceKind
 from pie.page.key import RootKey
 from pie.router.memory import AnswerMemory
 from pie.router.models import ModelCatalog
+from pie.router.turns import Turns
 from pie.router.workers import WorkerSet
 from pie.tokens.pieces import PieceMemory
 from pie.tokens.tokenizer import Tokenizer
@@ -53,6 +54,7 @@ def catalog() -> Iterator[ModelCatalog]:
             pieces=PieceMemory(0),
             thread_bytes=0,
             threads=threads,
+            turns=Turns(threads, at_once=1, most_waiting=10),
             on_change=lambda: None,
         )
 

@@ -14,6 +14,7 @@ import pytest
 
 from pie.router.memory import AnswerMemory, Turn
 from pie.router.prompt import Conversation, Prompt, PromptMaker
+from pie.router.turns import Turns
 from pie.tokens.detokenizer import Detokenizer
 from pie.tokens.pieces import PieceMemory
 from pie.tokens.template import ChatTemplate
@@ -38,7 +39,7 @@ def maker(chat_folder: Path, memory: AnswerMemory) -> Iterator[PromptMaker]:
             memory=memory,
             pieces=PieceMemory(2**20),
             thread_bytes=2000,
-            threads=threads,
+            turns=Turns(threads, at_once=2, most_waiting=100),
         )
 
 
