@@ -309,9 +309,11 @@ class MockEngine:
         assert steps is not None
         self._under_way = None
         now_s = self._clock.now_s()
-        self._times.saw(
-            prefill_tokens=steps.prefill, decode_tokens=steps.decode, seconds=steps.step_s
-        )
+        # One by one: means move with each step, and what fits into the next one depends on them.
+        for _ in range(steps.count):
+            self._times.saw(
+                prefill_tokens=steps.prefill, decode_tokens=steps.decode, seconds=steps.step_s
+            )
         counts = self.counts
         counts.steps += steps.count
         counts.prefill_tokens += steps.prefill * steps.count

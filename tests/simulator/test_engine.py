@@ -188,3 +188,16 @@ def test_who_comes_amid_many_steps_finds_the_pages_of_those_that_have_ended() ->
         return seen[0]
 
     assert waiting_tokens(10_000) == waiting_tokens(1)
+
+
+def test_many_steps_teach_as_much_of_times_as_one_after_the_other() -> None:
+    def learned(most_steps: int) -> float:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(engine_module, "_MOST_STEPS", most_steps)
+            simulated = cluster(spec(workers=1))
+            simulated.run_open([ask(0.0, (1, 4), output=50)])
+        load = simulated.workers[0].engine.load()
+        assert load is not None
+        return load.step_ms
+
+    assert learned(10_000) == learned(1)
