@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,6 +12,7 @@ import pytest
 
 from pie.router import tokenizing
 from pie.router.api.tokens import Tokenized
+from pie.router.key_file import editing
 from pie.tokens.tokenizer import Tokenizer
 from tests.router.conftest import WAIT_S, Cluster
 
@@ -104,3 +106,29 @@ async def test_a_prompt_that_gets_no_thread_waits_no_longer_than_a_request_may_t
         assert router.status().in_flight == 0
     finally:
         free.set()
+
+
+async def test_of_a_quota_tokenizing_takes_a_request_and_no_tokens(
+    cluster: Cluster, http: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    file = tmp_path / "keys.json"
+    with editing(file) as edited:
+        content = edited.content.with_tenant("acme", requests_per_minute=3, tokens_per_minute=1_000)
+        edited.content, _, key = content.with_key("acme", is_admin=False, note="")
+    cluster.mock("w0")
+    router = await cluster.router(1, keys_file=file)
+    long = "a b " * 40_000
+    statuses = []
+    for path, body in (
+        ("/tokenize", {"prompt": long}),
+        ("/detokenize", {"tokens": [1] * 5_000}),
+        # A prompt that fits into a minute's tokens is let in, for none are owed.
+        ("/v1/completions", {"prompt": "a b " * 100, "model": "mock", "max_tokens": 1}),
+        ("/tokenize", {"prompt": "a"}),
+        ("/detokenize", {"tokens": [1]}),
+    ):
+        answer = await http.post(
+            router.url + path, json=body, headers={"authorization": f"Bearer {key}"}
+        )
+        statuses.append(answer.status_code)
+    assert statuses == [200, 200, 200, 429, 429]
