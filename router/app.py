@@ -6,7 +6,6 @@ cover starting and stopping (`pie.router.service`).
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
 from collections.abc import Callable, Sequence
