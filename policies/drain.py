@@ -30,7 +30,7 @@ class Drain:
     def __init__(
         self,
         share: Annotated[float, Field(ge=0, le=1)] = 0.5,
-        sessions: Annotated[int, Field(ge=0)] = 8,
+        sessions: Annotated[int, Field(ge=0, le=1024)] = 8,
     ) -> None:
         self.share = share
         self._sessions = sessions

@@ -144,6 +144,10 @@ def _explain(model: type[BaseModel], detail: typing.Any) -> OptionProblem:  # no
         return OptionProblem(option, f"no such option{hint}; allowed are {allowed}")
     if detail["type"] == "missing":
         return OptionProblem("", f"option `{option}` is needed")
+    if detail["type"] == "string_type" and isinstance(detail["input"], (int, float)):
+        # Such as a tag of nothing but digits.
+        said = f"must be text, in quotes where it could be read as a number, not {_short(detail['input'])}"
+        return OptionProblem(option, said)
     message = str(detail["msg"])
     return OptionProblem(
         option, f"{message[0].lower()}{message[1:]}, not {_short(detail['input'])}"

@@ -58,6 +58,12 @@ class NamedPrefix:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, NamedPrefix) and vars(self) == vars(other)
 
+    def begins_with(self, other: NamedPrefix) -> bool:
+        """Say whether all pages of another prefix certainly belong to this one too."""
+        if self.tokens is None or other.tokens is None:
+            return self == other
+        return self.tokens[: len(other.tokens)] == other.tokens
+
     def __str__(self) -> str:
         if self.tokens is not None:
             return f"{len(self.tokens)} tokens"

@@ -38,7 +38,7 @@ class Replicate:
         session: SessionPattern | None = None,
         model: ModelPattern | None = None,
         prefix: str | None = None,
-        uses: Annotated[float, Field(ge=0)] = 0.0,
+        uses: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0,
     ) -> None:
         self._copies = copies
         self._tenant = tenant

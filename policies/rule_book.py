@@ -20,7 +20,7 @@ from pie.policies.queued import Band, QueuedRetention
 from pie.policies.quotas import TenantQuotas
 from pie.policies.retention import PageView
 from pie.policies.row_heap import RowHeap
-from pie.policies.rules import KeepSession, PersistPrefix, Pin, Quota, Rule, Ttl
+from pie.policies.rules import MOST_HITS, KeepSession, PersistPrefix, Pin, Quota, Rule, Ttl
 
 _NO_RULE = -1
 _MOST_TIMERS = 256
@@ -108,7 +108,7 @@ class RuleBook:
 
     def hit(self, row: Row, now_s: float) -> None:
         """Learn that a page was used."""
-        self._hits[row] = min(self._hits[row] + 1, 0xFFFF)
+        self._hits[row] = min(self._hits[row] + 1, MOST_HITS)
         self.used_above(row, now_s)
         self._choose_anew(row, now_s)
 

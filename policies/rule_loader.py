@@ -12,13 +12,14 @@ Covers what a rule may say, and rules that can never match. Does not cover the r
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 
 from pie.policies.document import Entry, Value
 from pie.policies.errors import Problem
 from pie.policies.options import OptionProblem, check_options
+from pie.policies.prefixes import NamedPrefix
 from pie.policies.registry import did_you_mean
-from pie.policies.rules import ACTIONS, Rule, Selector, first_covering
+from pie.policies.rules import ACTIONS, Rule, Selector, covering
 from pie.policies.tag_warnings import TagPattern, patterns_in
 
 MAX_RULES = 100
@@ -29,7 +30,7 @@ def read_rules(
     value: Value,
     path: str,
     problems: list[Problem],
-    prefixes: Collection[str],
+    prefixes: Mapping[str, NamedPrefix],
     patterns: list[TagPattern],
 ) -> tuple[Rule, ...]:
     """Return the rules in a list, which may name `prefixes`.
@@ -63,11 +64,12 @@ def read_rules(
         rule = _rule(item, entries, selector, where, problems)
         if selector is None:
             continue
-        covering = first_covering(earlier, selector)
-        if covering is not None:
-            message = (
-                f"can never match: the rule in line {lines[covering]} takes all that it is about"
-            )
+        takers = [str(lines[n]) for n in covering(earlier, selector, prefixes)]
+        if takers:
+            who = f"rule in line {takers[0]} takes"
+            if len(takers) > 1:
+                who = f"rules in lines {', '.join(takers[:-1])} and {takers[-1]} take"
+            message = f"can never match: the {who} all that it is about"
             problems.append(Problem(item.line, item.column, where, message))
         earlier.append(selector)
         lines.append(item.line)
@@ -105,7 +107,7 @@ def _rule(
 
 
 def _selector(
-    match: Entry | None, path: str, problems: list[Problem], prefixes: Collection[str]
+    match: Entry | None, path: str, problems: list[Problem], prefixes: Mapping[str, NamedPrefix]
 ) -> Selector | None:
     if match is None or match.value.plain is None:
         return Selector()

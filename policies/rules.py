@@ -6,6 +6,7 @@ Covers selectors and actions as the policy file has them. Does not cover reading
 
 from __future__ import annotations
 
+import copy
 import fnmatch
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,11 +17,10 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from pie.page.events import Part, Tier
 from pie.page.key import PageKey
-from pie.policies.prefixes import NO_PREFIXES, Prefixes, parse_key
+from pie.policies.prefixes import NO_PREFIXES, NamedPrefix, Prefixes, parse_key
 from pie.policies.retention import PageView, RetentionPolicy
 from pie.policies.units import (
     Bytes,
-    Count,
     ModelPattern,
     Seconds,
     SessionPattern,
@@ -30,6 +30,8 @@ from pie.policies.units import (
 
 PREFIX_NAME = re.compile(r"[A-Za-z_][\w-]{0,62}")
 """What a prefix may be called; no key in hexadecimal is so short."""
+MOST_HITS = 0xFFFF
+"""Uses of a page are counted up to this."""
 _WILD = frozenset("*?[")
 _T = TypeVar("_T")
 
@@ -82,7 +84,7 @@ class Selector:
         tier: TierNames | None = None,
         part: PartNames | None = None,
         prefix: str | None = None,
-        hits: Count | None = None,
+        hits: Annotated[int, Field(ge=1, le=MOST_HITS)] | None = None,
         session: SessionPattern | None = None,
         model: ModelPattern | None = None,
         age: Seconds | None = None,
@@ -133,7 +135,29 @@ class Selector:
             and (self.prefix_name is None or self.prefix_name in prefixes.names_of(page))
         )
 
-    def covers(self, other: Selector) -> bool:
+    def told_by_key(self, prefixes: Mapping[str, NamedPrefix]) -> Selector:
+        """Return the same selector, by its prefix's key where that is what the prefix's name stands for."""
+        named = None if self.prefix_name is None else prefixes.get(self.prefix_name)
+        if named is None or named.key is None:
+            return self
+        return self._but(prefix=named.key, prefix_name=None)
+
+    def anywhere(self) -> Selector:
+        """Return the same selector, of any tier and part."""
+        return self._but(tiers=None, parts=None)
+
+    def only(self, tier: Tier, part: Part) -> Selector:
+        """Return the same selector, of one tier and part."""
+        return self._but(tiers=frozenset({tier}), parts=frozenset({part}))
+
+    def _but(self, **changed: object) -> Selector:
+        other = copy.copy(self)
+        vars(other).update(changed)
+        return other
+
+    def covers(
+        self, other: Selector, prefixes: Mapping[str, NamedPrefix] = NO_PREFIXES.named
+    ) -> bool:
         """Say whether all that `other` means is certainly meant here too."""
         return (
             _takes_all_of(self.tenant, other.tenant)
@@ -142,7 +166,7 @@ class Selector:
             and (self.tiers is None or (other.tiers is not None and other.tiers <= self.tiers))
             and (self.parts is None or (other.parts is not None and other.parts <= self.parts))
             and (self.prefix is None or self.prefix == other.prefix)
-            and self.prefix_name in (None, other.prefix_name)
+            and (self.prefix_name is None or _holds(prefixes, self.prefix_name, other.prefix_name))
             and self.hits <= other.hits
             and self.age_s <= other.age_s
         )
@@ -256,9 +280,32 @@ class Ruled:
         return self.policy.victims(bytes_needed, now_s)
 
 
-def first_covering(earlier: Sequence[Selector], selector: Selector) -> int | None:
-    """Return the number of the first one that leaves nothing to `selector`; None where none does."""
-    return next((n for n, one in enumerate(earlier) if one.covers(selector)), None)
+def covering(
+    earlier: Sequence[Selector], selector: Selector, prefixes: Mapping[str, NamedPrefix]
+) -> list[int]:
+    """Return the numbers of those that leave nothing to `selector`, one or together; none where they leave some.
+
+    Args:
+        earlier: The selectors before it.
+        selector: Whose pages they may take.
+        prefixes: Those that selectors may name.
+    """
+    selector = selector.told_by_key(prefixes)
+    known = [one.told_by_key(prefixes) for one in earlier]
+    first = next((n for n, one in enumerate(known) if one.covers(selector, prefixes)), None)
+    if first is not None:
+        return [first]
+    # In each tier and of each part another one may.
+    anywhere = [n for n, one in enumerate(known) if one.anywhere().covers(selector, prefixes)]
+    found: set[int] = set()
+    for tier in selector.tiers or Tier:
+        for part in selector.parts or Part:
+            cell = selector.only(tier, part)
+            taking = next((n for n in anywhere if known[n].covers(cell, prefixes)), None)
+            if taking is None:
+                return []
+            found.add(taking)
+    return sorted(found)
 
 
 _TIERS = Tier.__members__
@@ -266,6 +313,14 @@ _TIERS = Tier.__members__
 
 def _every(names: Iterable[str] | None, members: Mapping[str, _T]) -> frozenset[_T] | None:
     return None if names is None else frozenset(members[name] for name in names)
+
+
+def _holds(prefixes: Mapping[str, NamedPrefix], name: str, other: str | None) -> bool:
+    """Say whether all pages of another prefix are certainly those of the one called `name`."""
+    if name == other:
+        return True
+    one, two = prefixes.get(name), None if other is None else prefixes.get(other)
+    return one is not None and two is not None and one.begins_with(two)
 
 
 def _takes_all_of(pattern: str | None, other: str | None) -> bool:

@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, ByteSize, Field, TypeAdapter, WithJsonSche
 from pydantic_core import PydanticCustomError
 
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_SECONDS = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
+_SECONDS = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)", re.ASCII)
 _SIZE: TypeAdapter[ByteSize] = TypeAdapter(ByteSize)
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -80,13 +80,13 @@ def _bytes(value: object) -> object:
     return value
 
 
-Positive = Annotated[float, Field(gt=0)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 """A number above 0."""
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 """A number between 0 and 1."""
 
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, lt=1 << 31)]
 """A whole number from 1."""
 
 Seconds = Annotated[

@@ -335,40 +335,6 @@ def test_pages_before_a_kept_one_leave_after_it_whatever_a_policy_says(
     assert leaving(manager) == [3, 2, 1]
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "covers"),
-    [
-        (Selector(), Selector(tenant="a"), True),
-        (Selector(tenant="a*"), Selector(tenant="ab"), True),
-        (Selector(tenant="a*"), Selector(tenant="*b"), False),
-        (Selector(tenant="a*"), Selector(tenant="ab*"), True),
-        (Selector(tenant="a*"), Selector(tenant="a?"), True),
-        (Selector(tenant="ab*"), Selector(tenant="a*"), False),
-        (Selector(tenant="ab*"), Selector(tenant="a?c*"), False),
-        (Selector(tenant="a?*"), Selector(tenant="a*"), False),
-        (Selector(tenant="a[bc]*"), Selector(tenant="ab*"), False),
-        (Selector(tenant="a*"), Selector(tenant="[ab]c"), False),
-        (Selector(session="?*"), Selector(session="8f*"), True),
-        (Selector(session="?*"), Selector(session="*"), False),
-        (Selector(tenant="a"), Selector(), False),
-        (Selector(tier=["disk", "host"]), Selector(tier=["disk"]), True),
-        (Selector(tier=["disk"]), Selector(tier=["disk", "host"]), False),
-        (Selector(hits=3), Selector(), False),
-        (Selector(hits=3), Selector(hits=4), True),
-        (Selector(part=["state"]), Selector(tier=["disk"]), False),
-        (Selector(session="?*"), Selector(session="ab"), True),
-        (Selector(session="?*"), Selector(), False),
-        (Selector(age=5.0), Selector(age=4.0), False),
-        (Selector(age=5.0), Selector(age=5.0, hits=1), True),
-        (Selector(model="a"), Selector(model="b"), False),
-    ],
-)
-def test_a_rule_that_leaves_nothing_to_another_is_known(
-    first: Selector, second: Selector, covers: bool
-) -> None:
-    assert first.covers(second) is covers
-
-
 class RulesAgainstAModel(RuleBasedStateMachine):
     """Whatever happens, books are right, all can leave, and bands are in order."""
 

@@ -12,8 +12,10 @@ import redis
 
 from pie.index.policy_store import PolicyKeys
 from pie.policies import user_code
+from pie.policies.policy_set import PolicySet
 from pie.policies.routing_plain import RoundRobinRouting
 from pie.router.key_file import KeyFile, write_key_file
+from tests.policies.bad_files import BAD_FILES, write_modules
 from tests.router.conftest import Cluster, until
 
 GOOD = "cluster: {routing: round-robin}"
@@ -82,6 +84,34 @@ async def test_what_is_not_acceptable_is_told_and_changes_nothing(cluster: Clust
         answer = await client.post("/admin/policies", content=b'{"text": null}')
         assert answer.status_code == 415
         assert (await client.get("/admin/policies")).json()["version"] == 0
+
+
+async def test_every_bad_text_is_told_by_a_live_router_and_nothing_changes(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    write_modules(tmp_path)
+    router = await cluster.router(0)
+    router._policies.own = replace(router._policies.own, folder=tmp_path)
+    async with httpx.AsyncClient(base_url=router.url, timeout=60) as client:
+        for bad in BAD_FILES:
+            if isinstance(bad.text, bytes):
+                # JSON is UTF-8, so that it does not get as far as being a policy file.
+                headers = {"content-type": "application/json"}
+                content = b'{"text": "' + bad.text + b'"}'
+                answer = await client.post("/admin/policies", content=content, headers=headers)
+                assert answer.status_code == 400, bad.name
+                continue
+            answer = await client.post("/admin/policies", json={"text": bad.text})
+            assert answer.status_code == 400, bad.name
+            told = answer.json()["error"]["message"].splitlines()
+            assert len(told) == len(bad.said), bad.name
+            for line, said in zip(told, bad.said, strict=True):
+                assert said in line
+        large = await client.post("/admin/policies", json={"text": "#" * 10_000_000})
+        assert large.status_code in (400, 413)
+        report = (await client.get("/admin/policies")).json()
+        assert (report["version"], report["versions"]) == (0, [])
+    assert router._policies.current == PolicySet()
 
 
 async def test_what_others_wrote_is_left_out_and_a_bad_count_is_a_sentence(

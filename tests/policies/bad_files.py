@@ -1,0 +1,136 @@
+"""Policy files that are not acceptable, with what is to be said of each, for whatever takes one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+MODULES = {
+    "broken": "import nothing_of_that_name\n",
+    "raising": "raise RuntimeError('not today')\n",
+    "leaving": "raise SystemExit(0)\n",
+    "wrong": "def (:\n",
+    "kinds": "class Helper: ...\n\ndef function(): ...\n",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BadFile:
+    """One of them."""
+
+    name: str
+    text: str | bytes
+    said: Sequence[str]
+    """A part of what is said of each problem, in order; there are no more."""
+
+
+def write_modules(folder: Path) -> None:
+    """Write the modules that some of them name."""
+    for name, text in MODULES.items():
+        (folder / f"{name}.py").write_text(text)
+
+
+def _rule(text: str) -> str:
+    return f"worker: {{rules: [{{{text}}}]}}"
+
+
+def _match(text: str) -> str:
+    return _rule(f"match: {{{text}}}, action: pin")
+
+
+def _routing(text: str) -> str:
+    return f"cluster: {{routing: {{{text}}}}}"
+
+
+def _moves(text: str) -> str:
+    return f"cluster: {{migration: [{{{text}}}]}}"
+
+
+def _bomb() -> str:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
+    return "\n".join(lines)
+
+
+_TIME = "must be a time such as `30s`, `10m`, `2h` or `1d`"
+_SIZE = "must be a size above 0, such as `512MiB` or `2GiB`"
+_NUMBER = "should be a finite number"
+_ALIAS = "aliases (`*name`) are not allowed in a policy file"
+_NEVER = "can never match: the rule in line"
+
+BAD_FILES = [
+    BadFile("unknown policy", "worker: {retention: lruu}", ["'lruu', did you mean 'lru'?"]),
+    BadFile("unknown action", _rule("action: tll"), ["'tll', did you mean 'ttl'?"]),
+    BadFile("unknown half", "wroker: {}", ["'wroker', did you mean 'worker'?"]),
+    BadFile("unknown option", _routing("policy: cost, miss: 1"), ["no such option"]),
+    BadFile("unknown prefix", _match("prefix: desk"), ["there is no prefix 'desk'"]),
+    BadFile("wrong type", _routing("policy: cost, miss_weight: [1]"), ["valid number, not [1]"]),
+    BadFile("a list", "- worker", ["must hold two halves"]),
+    BadFile("a word", "worker: lru", ["must hold kinds of policy"]),
+    BadFile("negative bytes", _rule("action: pin, max: -5"), [f"{_SIZE}, not -5"]),
+    BadFile("negative size", _rule("action: pin, max: -5GiB"), [f"{_SIZE}, not '-5GiB'"]),
+    BadFile("no bytes", _rule("action: quota, max: 0"), [f"{_SIZE}, not 0"]),
+    BadFile("half a byte", _rule("action: quota, max: 0.5"), [f"{_SIZE}, not 0.5"]),
+    BadFile("endless bytes", _rule("action: pin, max: .inf"), [f"{_SIZE}, not inf"]),
+    BadFile("ttl for ever", _rule("action: ttl, after: forever"), [f"{_TIME}, not 'forever'"]),
+    BadFile("ttl as a word", _rule("ttl: forever"), ["`action` is missing"]),
+    BadFile("negative time", _rule("action: ttl, after: -1h"), [f"{_TIME}, not '-1h'"]),
+    BadFile("endless time", _rule("action: ttl, after: .inf"), ["longer than 0, not inf"]),
+    BadFile("no time", _match("age: .nan"), ["must be longer than 0, not nan"]),
+    BadFile("not a number", _moves("policy: replicate, copies: 2, uses: .nan"), [_NUMBER]),
+    BadFile("infinity", _moves("policy: replicate, copies: 2, uses: .inf"), [_NUMBER]),
+    BadFile("infinite weight", "worker: {retention: {policy: lfu, half_life: .inf}}", [_NUMBER]),
+    BadFile("true as a number", _match("hits: true"), ["valid integer, not True"]),
+    BadFile(
+        "true as a share", _moves("policy: drain, share: true"), ["should be a valid number, not"]
+    ),
+    BadFile("one as true", _moves("policy: spill-to-pool, as_made: 1"), ["valid boolean, not 1"]),
+    BadFile("digits as text", _match("tenant: 1234567890123456"), ["must be text, in quotes"]),
+    BadFile("hits beyond counting", _match("hits: 65536"), ["less than or equal to 65535"]),
+    BadFile(
+        "huge count", _moves(f"policy: rebalance, waiting: {10**30}"), ["less than 2147483648"]
+    ),
+    BadFile("number of 5,000 digits", _match(f"hits: 1{'0' * 5_000}"), ["cannot be read: Exceeds"]),
+    BadFile(
+        "shadowed rule",
+        "worker:\n  rules:\n  - {match: {tier: disk}, action: pin}\n"
+        "  - {match: {tier: disk, hits: 3}, action: pin}\n",
+        [f"{_NEVER} 3 takes"],
+    ),
+    BadFile(
+        "shadowed by rules together",
+        "worker:\n  rules:\n  - {match: {part: [full, window]}, action: pin}\n"
+        "  - {match: {part: state, age: 1h}, action: pin}\n"
+        "  - {match: {age: 2h}, action: ttl, after: 1d}\n",
+        ["can never match: the rules in lines 3 and 4 take all that it is about"],
+    ),
+    BadFile("no module", "worker: {retention: 'nowhere:X'}", ["there is no module 'nowhere'"]),
+    BadFile("broken module", "worker: {retention: 'broken:X'}", ["No module named 'nothing_of"]),
+    BadFile("raising module", "worker: {retention: 'raising:X'}", ["RuntimeError: not today"]),
+    BadFile("leaving module", "worker: {retention: 'leaving:X'}", ["SystemExit: 0"]),
+    BadFile("module that is none", "worker: {retention: 'wrong:X'}", ["SyntaxError"]),
+    BadFile("wrong class", "worker: {retention: 'kinds:Helper'}", ["is not a retention policy"]),
+    BadFile("no class", "cluster: {routing: 'kinds:function'}", ["is not a class but a function"]),
+    BadFile("wrong kind", "cluster: {routing: lru}", ["'lru' is a retention policy"]),
+    BadFile("anchor bomb", _bomb(), [_ALIAS]),
+    BadFile("anchor of itself", "worker: &w [*w]", [_ALIAS]),
+    BadFile("merge by anchor", "worker: &w {}\ncluster: {<<: *w}", [_ALIAS]),
+    BadFile("merge", "worker: {<<: {retention: lru}}", ["unknown key '<<'"]),
+    BadFile("deep", "[" * 900, ["is nested more than 16 deep"]),
+    BadFile("large", "# " + "x" * (1 << 20), ["is larger than 1 MiB"]),
+    BadFile("key twice", "worker: {}\nworker: {}", ["'worker' is given twice, first in line 1"]),
+    BadFile("action twice", _rule("action: pin, action: pin"), ["'action' is given twice"]),
+    BadFile("tab", "worker:\n\tretention: lru", ["is not YAML"]),
+    BadFile("two documents", "worker: {}\n---\nworker: {}", ["expected a single document"]),
+    BadFile("tag", "worker: !!python/object:os.system {}", ["has a tag that is not allowed"]),
+    BadFile("control character", "worker: {}\x00", ["is not YAML"]),
+    BadFile("not UTF-8", b"worker: {}\n# \xff", ["is not UTF-8 text"]),
+    BadFile("UTF-16", "worker: {}".encode("utf-16"), ["is not UTF-8 text"]),
+    BadFile(
+        "all at once",
+        "worker:\n  retention: lruu\n  rules:\n  - {action: ttl, after: forever}\n"
+        "  - {action: pin, max: -5}\ncluster:\n  routing: 'broken:X'\n  migration: [rebalanse]\n",
+        ["did you mean 'lru'?", _TIME, _NEVER, _SIZE, "cannot be imported", "'rebalance'?"],
+    ),
+]
