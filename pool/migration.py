@@ -56,6 +56,8 @@ _GRACE_SHARE = 0.25
 """Of the time that a node has to empty itself, if that is less."""
 _NOBODY_S = 2.0
 """How long a node that is to be emptied looks for others: the index tells of a new one within a second."""
+_COUNT_S = 5.0
+"""How long counting what is left may take; all that is held is said to be left then."""
 _CLOSE_S = 0.1
 """How long closing waits for a disk, on the event loop."""
 _THERE = frozenset({int(PutStatus.STORED), int(PutStatus.HELD)})
@@ -151,15 +153,15 @@ class Migration:
             await asyncio.gather(task, return_exceptions=True)
 
     async def empty(self, timeout_s: float) -> int:
-        """Hand all pages to others, as far as that goes in time; return how many nobody took.
+        """Hand all pages to others, as far as that goes in time; return how many nobody took, at most.
 
         The pace is what the time asks for, where that is more than the limit.
         """
         began_s = self._clock()
         until_s = began_s + timeout_s
         await self._stop()
-        held = sum(header.raw_bytes for header in self._cache.headers(self._tiers))
         if self._bytes_per_s:
+            held = self._sum(self._cache.bytes_by_tier())
             self._pace = Pace(max(self._bytes_per_s, 2 * held / max(timeout_s, 0.1)), self._clock())
         self._grace.grace_s = min(self._grace.grace_s, _GRACE_SHARE * timeout_s)
         with contextlib.suppress(TimeoutError):
@@ -169,8 +171,21 @@ class Migration:
                     if done and (self._has_takers() or self._clock() - began_s >= _NOBODY_S):
                         break
                     await asyncio.sleep(min(_LOOK_S, max(0.0, until_s - self._clock())))
-        held_still = map(id_of, self._cache.headers(self._tiers))
-        return sum(page not in self._grace for page in held_still)
+        try:
+            async with asyncio.timeout(_COUNT_S):
+                return await self._in_thread(self._count_left)
+        except TimeoutError:
+            return self._sum(self._cache.pages_by_tier())
+
+    def _sum(self, by_tier: Mapping[str, int]) -> int:
+        return sum(
+            by_tier[kind.name.lower()] for kind in self._tiers if kind.name.lower() in by_tier
+        )
+
+    def _count_left(self) -> int:
+        """Count the pages that nobody took; takes seconds for a million on a disk."""
+        held = map(id_of, self._cache.headers(self._tiers))
+        return sum(page not in self._grace for page in held)
 
     def _has_takers(self) -> bool:
         nodes = self._links.nodes()

@@ -15,15 +15,12 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from pie.worker.handing_on import PageAndPlace
+from pie.worker.handing_on import PageAndPlace, in_order
 from pie.worker.holdings import Holdings
 from pie.worker.lower_tiers import LowerTiers
 from pie.worker.orders import PageOrders
 
 log = logging.getLogger("pie.worker.leaving")
-
-_LAST_S = 1.0
-"""How long handing on may take beyond its time: the pages under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +40,7 @@ class Leaving:
         """
         began_s = time.monotonic()
         until_s = began_s + timeout_s
-        handing = asyncio.create_task(self._hand_on(began_s + share * timeout_s))
+        handing = asyncio.create_task(self._hand_on(share * timeout_s))
         try:
             async with asyncio.timeout(timeout_s):
                 await self.requests_end()
@@ -53,26 +50,20 @@ class Leaving:
         now_s = time.monotonic()
         if now_s < until_s:
             # What the last requests made; all else is there already.
-            more, left = await self._hand_on(now_s + share * (until_s - now_s))
+            more, left = await self._hand_on(share * (until_s - now_s))
             moved += more
         if self.tiers is not None:
             await asyncio.to_thread(self.tiers.save, until_s)
         return moved, left
 
-    async def _hand_on(self, until_s: float) -> tuple[int, int]:
-        if self.orders is None or until_s <= time.monotonic():
-            return 0, 0
+    async def _hand_on(self, limit_s: float) -> tuple[int, int]:
         held: list[PageAndPlace] = []
         if self.tiers is not None:
             held += await asyncio.to_thread(self.tiers.entries)
         held += self.holdings.pages()
-        try:
-            # A step that is under way for long, or an engine that is over, keeps nobody from leaving.
-            async with asyncio.timeout(max(0.0, until_s - time.monotonic()) + _LAST_S):
-                moved, left = await self.orders.hand_on(held, until_s)
-        except Exception:
-            log.exception("pages could not be handed on")
-            return 0, 0
+        if self.orders is None:
+            return 0, len(in_order(held))
+        moved, left = await self.orders.hand_on(held, limit_s)
         if moved or left:
             log.info("%d pages were handed on to the pool, %d are here alone", moved, left)
         return moved, left

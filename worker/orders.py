@@ -44,6 +44,8 @@ _ORDER_S = 20.0
 """Longest that one order takes; what is left then is left."""
 _BYTES_PER_S = 256 << 20
 _CLOSE_S = 5.0
+_LAST_S = 1.0
+"""How long handing on may take beyond its time: the pages under way."""
 _THERE = frozenset({PutStatus.STORED, PutStatus.HELD})
 
 _Pages = Sequence[tuple[PageKey, PageKey]]
@@ -63,6 +65,18 @@ class OrderCounters:
     """Pages that an order was about and that stayed where they were."""
     refused: int = 0
     """Orders that came while too many waited, or about too many pages."""
+
+
+@dataclass(slots=True)
+class Stored:
+    """How far storing pages in the pool has come."""
+
+    left: int
+    """Pages that the pool lacks, or may lack: it has not been asked for them yet."""
+    done: int = 0
+    """Pages that it took."""
+    size: int = 0
+    """Bytes that went there."""
 
 
 class PageOrders:
@@ -96,7 +110,6 @@ class PageOrders:
         self._tiers = tiers
         self._layout = copies.names.layout
         self._turn = asyncio.Lock()
-        self._waiting = 0
         self._tasks: set[asyncio.Task[tuple[int, int, int]]] = set()
         self._closed = False
         self._pace = Pace(_BYTES_PER_S, time.monotonic())
@@ -124,19 +137,19 @@ class PageOrders:
             self.counters.refused += 1
             text = f"an order is about {MOST_PAGES} pages at most, not {len(order.pages)}"
             raise RefusedError(RefusalCode.BAD_MESSAGE, text)
-        if self._waiting >= _MOST_WAITING:
+        if len(self._tasks) >= _MOST_WAITING:
             self.counters.refused += 1
             raise RefusedError(RefusalCode.OVERLOADED, "too many orders about pages wait", 1.0)
-        self._waiting += 1
         task = asyncio.create_task(self._carry_out(order), name="pie-order")
         self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         try:
             # Whoever asked may leave: it goes on.
             done, left, size = await asyncio.shield(task)
         except asyncio.CancelledError:
-            if not self._closed:
+            if not task.cancelled():
                 raise
-            raise RefusedError(RefusalCode.DRAINING, "the worker is closed", 1.0) from None
+            raise RefusedError(RefusalCode.DRAINING, "the worker leaves", 1.0) from None
         return PagesMoved(order.request_id, done, left, size)
 
     async def close(self) -> None:
@@ -148,51 +161,52 @@ class PageOrders:
             await asyncio.wait(self._tasks, timeout=_CLOSE_S)
 
     async def _carry_out(self, order: StoreInPool | BringNear | LetGoOf) -> tuple[int, int, int]:
-        try:
-            async with self._turn:
-                until_s = time.monotonic() + _ORDER_S
-                pages = list(zip(order.pages, group_keys(order.pages), strict=True))
-                if isinstance(order, StoreInPool):
-                    done, left, size = await self._store(pages, until_s)
-                    self.counters.stored += done
-                elif isinstance(order, BringNear):
-                    done, left, size = await self._fetch(pages, until_s)
-                    self.counters.fetched += done
-                else:
-                    some, size = pages[max(0, order.start) :], 0
-                    done, left = await self._let_go(some, until_s, also_last=order.also_last)
-                    self.counters.let_go += done
-                self.counters.left += left
-                return done, left, size
-        finally:
-            self._waiting -= 1
-            task = asyncio.current_task()
-            assert task is not None
-            self._tasks.discard(task)
+        async with self._turn:
+            until_s = time.monotonic() + _ORDER_S
+            pages = list(zip(order.pages, group_keys(order.pages), strict=True))
+            if isinstance(order, StoreInPool):
+                into = Stored(len(pages))
+                await self._store(pages, until_s, into)
+                done, left, size = into.done, into.left, into.size
+                self.counters.stored += done
+            elif isinstance(order, BringNear):
+                done, left, size = await self._fetch(pages, until_s)
+                self.counters.fetched += done
+            else:
+                some, size = pages[max(0, order.start) :], 0
+                done, left = await self._let_go(some, until_s, also_last=order.also_last)
+                self.counters.let_go += done
+            self.counters.left += left
+            return done, left, size
 
-    async def hand_on(self, held: Iterable[PageAndPlace], until_s: float) -> tuple[int, int]:
+    async def hand_on(self, held: Iterable[PageAndPlace], limit_s: float) -> tuple[int, int]:
         """Store in the pool what it lacks of pages that are held here, as far as that goes in time.
 
-        Returns how many it took, and how many are left here alone.
+        Orders that wait or are under way are given up for it. Returns how many pages it took, and how many
+        are here alone as far as is known, which in a cluster without a pool is all.
         """
-        if self._pool is None:
-            return 0, 0
-        async with self._turn:
-            done, left, _ = await self._store(in_order(held), until_s, in_a_hurry=True)
-        self.counters.stored += done
-        return done, left
+        for task in self._tasks:
+            task.cancel()
+        pages = in_order(held)
+        stored = Stored(len(pages))
+        try:
+            # A step that is under way for long, or an engine that is over, keeps nobody from leaving.
+            async with asyncio.timeout(max(0.0, limit_s) + _LAST_S), self._turn:
+                await self._store(pages, time.monotonic() + limit_s, stored, in_a_hurry=True)
+        except Exception:
+            log.exception("pages could not be handed on")
+        self.counters.stored += stored.done
+        return stored.done, stored.left
 
     async def _store(
-        self, pages: _Pages, until_s: float, *, in_a_hurry: bool = False
-    ) -> tuple[int, int, int]:
-        """Return how many pages the pool took, how many it lacks still, and how many bytes went there."""
+        self, pages: _Pages, until_s: float, stored: Stored, *, in_a_hurry: bool = False
+    ) -> None:
+        """Store pages in the pool, and keep `stored` true at every moment: this may be given up."""
         if self._pool is None:
-            return 0, len(pages), 0
-        done = left = size = 0
+            return
         for at in range(0, len(pages), GROUP_PAGES):
             some = pages[at : at + GROUP_PAGES]
             if time.monotonic() >= until_s:
-                left += len(pages) - at
                 break
             missing = await self._missing(some, until_s)
             here = [page for page in missing if self._tiers_have(page[0])]
@@ -211,10 +225,10 @@ class PageOrders:
             await self._store_below(below, until_s)
             known = [page for page in missing if page[0] in in_device or page in below]
             still = await self._missing(known, until_s)
-            done += len(known) - len(still)
-            left += len(still)
-            size += parts
-        return done, left, size
+            stored.done += len(known) - len(still)
+            # What was let go meanwhile is not here any more.
+            stored.left -= len(some) - len(still)
+            stored.size += parts
 
     async def _lend(self, pages: _Pages) -> list[PageToStore]:
         lent: list[PageToStore] = []

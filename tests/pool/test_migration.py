@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Collection, Iterator
 from pathlib import Path
+
+import pytest
 
 from pie.index.contract import PlaceRecord
 from pie.page.events import PlaceId, Tier
 from pie.page.header import PageHeader
 from pie.page.key import PageKey
 from pie.policies.replication import FixedReplication
+from pie.pool import migration
 from pie.pool.node import PoolNode
 from pie.pool.placement import GROUP_PAGES, Placement, view_of
-from pie.pool.tier import id_of
+from pie.pool.tier import TierKind, id_of
 from pie.wire.client import WireClient
 from pie.wire.ids import new_request_id
 from pie.wire.messages import Drained, DrainNode, PutStatus
@@ -183,6 +188,37 @@ async def test_the_last_node_has_nobody_to_hand_pages_to_and_says_so(
     node = await start_node("a", **MOVES)
     await SamplePages(40).store(make_client())
     assert await node.empty(5) == (0, 40)
+
+
+async def test_the_event_loop_lists_no_pages_while_a_node_leaves(
+    start_node: StartNode, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = await start_node("a", move_after_s=0, move_rate="1MiB")
+    await SamplePages(40).store(make_client())
+    list_headers, lists = node._cache.headers, set[threading.Thread]()
+
+    def listed(kinds: Collection[TierKind]) -> Iterator[PageHeader]:
+        lists.add(threading.current_thread())
+        return list_headers(kinds)
+
+    monkeypatch.setattr(node._cache, "headers", listed)
+    assert await node.empty(5) == (0, 40)
+    assert lists
+    assert threading.current_thread() not in lists
+
+
+async def test_what_is_left_is_said_in_time_where_counting_takes_long(
+    start_node: StartNode, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, go_on = await start_node("a", **MOVES), threading.Event()
+    await SamplePages(40).store(make_client())
+    assert await node.empty(0.1) == (0, 40)
+    monkeypatch.setattr(migration, "_COUNT_S", 0.1)
+    monkeypatch.setattr(node._migration, "_count_left", go_on.wait)
+    try:
+        assert await node.empty(0.1) == (0, 40)
+    finally:
+        go_on.set()
 
 
 async def test_a_node_that_is_full_takes_no_page_that_would_push_out_another(

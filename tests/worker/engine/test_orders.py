@@ -11,6 +11,7 @@ import pytest
 from pie.index.settings import IndexSettings
 from pie.page.key import PageKey, page_keys
 from pie.policies.loader import load_policies
+from pie.pool.pace import Pace
 from pie.wire.errors import RefusedError
 from pie.wire.ids import new_request_id
 from pie.wire.messages import Drained, DrainNode, Message, RefusalCode
@@ -151,6 +152,37 @@ async def test_a_worker_that_leaves_hands_on_what_only_it_has(places: Places) ->
     answer = await other.asker.ask([*PROMPT, 4], max_tokens=1)
     assert answer.started is not None
     assert answer.started.cached.pool == len(PROMPT)
+
+
+async def test_without_a_pool_a_worker_that_leaves_says_what_only_it_has(places: Places) -> None:
+    worker = await places.worker("w0", policies=ON_ORDER, pool=False, attention="torch")
+    asker = await places.asker(worker)
+    await asker.ask([*PROMPT, 1], max_tokens=1)
+    ask = DrainNode(new_request_id(), asker.client.epoch, 10)
+    drained, _ = await asker.client.request(ask, timeout_s=60)
+    assert isinstance(drained, Drained)
+    assert (drained.moved, drained.left) == (0, PAGES)
+
+
+async def test_an_order_under_way_is_given_up_for_leaving(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = await places.pool()
+    one = await ordered(places, "w0")
+    monkeypatch.setattr(Pace, "delay_s", lambda *_: 15.0)
+    under_way = [asyncio.create_task(one.store(one.keys)) for _ in range(2)]
+    orders = places.workers[0]._orders
+    assert orders is not None
+    await until(lambda: len(orders._tasks) == len(under_way))
+    ask = DrainNode(new_request_id(), one.asker.client.epoch, 10)
+    drained, _ = await one.asker.client.request(ask, timeout_s=60)
+    assert isinstance(drained, Drained)
+    assert drained.left == 0
+    assert drained.moved == sum(node.status().pages.values())
+    for order in under_way:
+        with pytest.raises(RefusedError) as caught:
+            await order
+        assert caught.value.code is RefusalCode.DRAINING
 
 
 async def test_an_engine_that_is_over_keeps_no_worker_from_leaving(places: Places) -> None:
