@@ -193,6 +193,7 @@ class RouterActor(ServiceActor):
                 policies=policies.load(),
                 secret=secret,
                 shares_port=shares_port,
+                title=name,
             )
             return service, await service.start()
 

@@ -23,6 +23,8 @@ from pie.index.client import asking, look_anew, make_async_client
 from pie.index.errors import PageIndexError
 from pie.index.orders import read_table
 from pie.index.policy_store import (
+    FORGET,
+    FORGOTTEN_S,
     RESTORE,
     TELL,
     PlacePolicies,
@@ -93,19 +95,33 @@ class PolicyFollower:
     async def start(self) -> None:
         """Take on what is in force now, if Redis says so, and follow it from then on."""
         await self._look()
+        await self._forget()
         self._task = asyncio.get_running_loop().create_task(self._follow())
 
     async def close(self) -> None:
-        """Stop following."""
+        """Stop following, and tell that this place runs nothing any more."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        try:
+            async with asking(self._settings.request_timeout_s):
+                await self._client.hdel(self._keys.places, self._place)
+        except PageIndexError as error:
+            log.info("that %s has left is not told: %s", self._place, error)
         await self._client.aclose()
 
     async def _follow(self) -> None:
         while True:
             await asyncio.sleep(_EVERY_S)
             await self._look()
+
+    async def _forget(self) -> None:
+        """Let go of places that are long gone: each start of a router has a name of its own."""
+        try:
+            async with asking(self._settings.request_timeout_s):
+                await self._client.eval(FORGET, 1, self._keys.places, str(FORGOTTEN_S))
+        except PageIndexError as error:
+            log.debug("places that are gone are not forgotten yet: %s", error)
 
     async def _look(self) -> None:
         try:

@@ -27,7 +27,7 @@ _MOST_VERSIONS = 100
 _MOST_PROBLEMS = 20
 _HEARD_OF_S = 10
 """A place that has said nothing for so long is not waited for."""
-_FORGOTTEN_S = 3600
+FORGOTTEN_S = 3600
 LATEST_UNIX_S = 253_402_300_799
 """The end of the year 9999: no later time can be told."""
 _MOST_DIGITS = 15
@@ -48,6 +48,14 @@ return {number, redis.call('GET', KEYS[3]) or '', redis.call('GET', KEYS[4]) or 
 """
 """Say what a place runs; return the number of the version in force, the table of copies, the edit that was refused,
 and the version's SHA-1."""
+FORGET = """
+local now, every = redis.call('TIME')[1], redis.call('HGETALL', KEYS[1])
+for at = 1, #every, 2 do
+  local told = tonumber(string.match(every[at + 1], '^%d+ '))
+  if told and now - told > tonumber(ARGV[1]) then redis.call('HDEL', KEYS[1], every[at]) end
+end
+"""
+"""Forget the places that were last heard of so many seconds ago."""
 RESTORE = """
 if (redis.call('GET', KEYS[1]) or '0') ~= ARGV[1] then
   return 0
@@ -176,6 +184,7 @@ class PolicyStore:
         """Return what those run that were heard of lately, and forget those long gone."""
         with translated():
             # Of the server that has the table: those of a Cluster have a clock each.
+            self._client.eval(FORGET, 1, self._keys.places, str(FORGOTTEN_S))
             now_s = int(cast(bytes, self._client.eval(_NOW, 1, self._keys.places)))
             every = cast(dict[bytes, bytes], self._client.hgetall(self._keys.places))
         found: dict[str, PlacePolicies] = {}
@@ -188,9 +197,6 @@ class PolicyStore:
                 # What somebody else wrote there is no place.
                 with contextlib.suppress(ValueError, RecursionError):
                     found[place.decode()] = msgspec.json.decode(rest, type=PlacePolicies)
-            elif age_s > _FORGOTTEN_S:
-                with translated():
-                    self._client.hdel(self._keys.places, place)
         return dict(sorted(found.items()))
 
     def close(self) -> None:

@@ -11,12 +11,15 @@ import contextlib
 import errno
 import functools
 import logging
+import os
+import secrets
 import socket
 import ssl
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 import msgspec
 import uvicorn
@@ -95,6 +98,7 @@ class RouterService:
         secret: 32 bytes that all of the cluster share; keys the tags of tenants, and connections
             beyond this host.
         shares_port: Whether other routers of this user may listen on the same port.
+        title: What an operator calls it.
     """
 
     def __init__(
@@ -107,8 +111,10 @@ class RouterService:
         wire: WireSettings | None = None,
         secret: bytes | None = None,
         shares_port: bool = False,
+        title: str = "router",
     ) -> None:
         self._shares_port = shares_port
+        self._title = title
         self.settings = settings
         self._secret = secret
         self.metrics = RouterMetrics()
@@ -198,6 +204,7 @@ class RouterService:
             ),
         )
         self._url = ""
+        self._name = title
         self._looking: asyncio.Task[None] | None = None
         self._serving: asyncio.Task[None] | None = None
         self._closed = False
@@ -206,6 +213,16 @@ class RouterService:
     def url(self) -> str:
         """Base URL, such as `http://127.0.0.1:8000`; known after `start`."""
         return self._url
+
+    @property
+    def name(self) -> str:
+        """What this start of this router is called among all that share an index; known after `start`."""
+        return self._name
+
+    @property
+    def leads(self) -> bool:
+        """Whether cluster policies are asked here, as far as this router knows."""
+        return self._conductor is not None and self._conductor.leads
 
     async def start(self) -> str:
         """Listen and read the index; return `url`.
@@ -223,10 +240,10 @@ class RouterService:
         await self._feed.start()
         if not await self._feed.ready(self.settings.index_ready_timeout_s):
             log.warning("the index could not be read yet; serving without it until it can")
-        name = f"router at {self._url.removeprefix('http://')}"
+        self._name = _own_name(self._title, self._url)
         self._conductor = Conductor(
             self._index_url,
-            name,
+            self._name,
             Overview(
                 self._mirror,
                 lambda: self._workers.links,
@@ -244,7 +261,7 @@ class RouterService:
         )
         self._follower = PolicyFollower(
             self._index_url,
-            name,
+            self._name,
             self._take_policies,
             settings=self._index,
         )
@@ -386,6 +403,16 @@ class RouterService:
         ]
         self._workers.sync(records)
         self._catalog.update(records)
+
+
+def _own_name(title: str, url: str) -> str:
+    """Return a name that no other router has, nor this one after its next start.
+
+    Several may have one address: on one port, or in pods of a host each. Of two with one name both would hold the
+    lease of cluster policies.
+    """
+    process = f"{socket.gethostname()}, {os.getpid()}-{secrets.token_hex(4)}"
+    return f"{title} at {urlsplit(url).netloc} ({process})"
 
 
 class _Server(uvicorn.Server):

@@ -162,6 +162,21 @@ async def test_a_redis_that_lost_its_versions_is_told_the_latest(
     assert [number for number, _ in one.taken] == sorted({number for number, _ in one.taken})
 
 
+async def test_who_has_left_is_listed_no_more_and_who_is_long_gone_is_forgotten(
+    store: PolicyStore, index_settings: IndexSettings, follow: Callable[[str], Follower]
+) -> None:
+    keys = PolicyKeys(index_settings.key_prefix)
+    with redis.Redis.from_url(index_settings.url) as client:
+        client.hset(keys.places, mapping={"long gone": "1 {}", "strange": "x"})
+        one, other = follow("w0"), follow("w1")
+        await one.follower.start()
+        await other.follower.start()
+        assert set(store.places()) == {"w0", "w1"}
+        await one.follower.close()
+        assert set(store.places()) == {"w1"}
+        assert set(client.hkeys(keys.places)) == {b"w1", b"strange"}
+
+
 @pytest.mark.parametrize("number", [1, 2])
 async def test_what_is_applied_to_an_emptied_redis_is_new_whatever_its_number(
     store: PolicyStore,

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
+from pie.index.client import make_client
+from pie.index.lease import Lease
+from pie.index.policy_store import PolicyStore
+from pie.router import conductor
 from pie.router.errors import PortBusyError
 from pie.router.service import RouterService
 from pie.router.settings import RouterSettings
@@ -20,7 +28,7 @@ ASK: Any = {
 }
 
 
-async def joined(cluster: Cluster, port: int) -> RouterService:
+async def joined(cluster: Cluster, port: int, workers: int = 1) -> RouterService:
     service = RouterService(
         RouterSettings(port=port),
         index_url=cluster.index.url,
@@ -29,8 +37,58 @@ async def joined(cluster: Cluster, port: int) -> RouterService:
     )
     cluster.routers.append(service)
     await service.start()
-    await cluster.workers(service, 1)
+    if workers:
+        await cluster.workers(service, workers)
     return service
+
+
+async def test_one_on_a_port_leads_and_another_once_that_one_is_killed(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[str | None] = []
+
+    class Watched(Lease):
+        def keep(self) -> str | None:
+            answers.append(super().keep())
+            return answers[-1]
+
+    monkeypatch.setattr(conductor, "Lease", Watched)
+    index = cluster.index
+    one = await joined(cluster, 0, workers=0)
+    await until(lambda: one.leads)
+    port = urlsplit(one.url).port
+    assert port is not None
+    process = subprocess.Popen(  # noqa: ASYNC220 - it returns at once
+        [
+            *(sys.executable, "-m", "tests.router.one_router"),
+            *(index.model_dump_json(), str(port)),
+        ],
+        cwd=Path(__file__).parents[2],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    store = PolicyStore(index.url, index)
+    with process:
+        try:
+            assert process.stdout is not None
+            name = (await asyncio.to_thread(process.stdout.readline)).strip()
+            await until(lambda: set(store.places()) == {one.name, name})
+            await one.close()
+            assert list(store.places()) == [name], "what was stopped is not waited for"
+            with make_client(index.url, index) as redis:
+                lease = f"{index.key_prefix}:lease:policies"
+                await until(lambda: redis.get(lease) == name.encode())
+            answers.clear()
+            other = await joined(cluster, port, workers=0)
+            await until(lambda: len(answers) >= 2)
+            assert set(answers) == {name}
+            assert not other.leads
+        finally:
+            process.kill()
+        await until(lambda: other.leads)
+        assert set(store.places()) == {name, other.name}
+    store.close()
 
 
 async def test_connections_are_dealt_out_and_all_go_on_when_one_ends(cluster: Cluster) -> None:
