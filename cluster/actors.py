@@ -178,7 +178,7 @@ class RouterActor(ServiceActor):
         *,
         secret: bytes,
         router: RouterSettings,
-        shares_port: bool,
+        routers: int,
         policies: PolicyText,
         index: IndexSettings,
         index_url: str,
@@ -192,7 +192,7 @@ class RouterActor(ServiceActor):
                 index=index,
                 policies=policies.load(),
                 secret=secret,
-                shares_port=shares_port,
+                routers=routers,
                 title=name,
             )
             return service, await service.start()

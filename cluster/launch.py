@@ -366,7 +366,7 @@ class Cluster:
                     self._logs,
                     secret=self._secret,
                     router=self._router_settings,
-                    shares_port=routers > 1,
+                    routers=routers,
                     **common,
                 ),
             )

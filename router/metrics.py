@@ -65,6 +65,10 @@ class RouterMetrics:
         )
         self.places = PlaceMetrics()
         self.registry.register(self.places)
+        self.commons_degraded = gauge(
+            "routers_together_degraded",
+            "1 while Redis does not answer for what routers share, and this one has its share alone.",
+        )
         self.index_mode = gauge("index_mode", "1 for the mode that the index is in.", "mode")
 
     def total(self, counter: Counter) -> int:

@@ -24,7 +24,8 @@ from urllib.parse import urlsplit
 import msgspec
 import uvicorn
 
-from pie.index.allowance import MemoryAllowances
+from pie.index.allowance_redis import RedisAllowances
+from pie.index.commons import Commons
 from pie.index.feed import MirrorFeed
 from pie.index.mirror import Mirror
 from pie.index.policy_follower import PolicyFollower
@@ -36,6 +37,7 @@ from pie.policies.policy_set import PolicySet
 from pie.policies.versions import PolicyVersions
 from pie.router.access import Access
 from pie.router.admin import Admin
+from pie.router.allowances import DividedAllowances, QuotaKeeper
 from pie.router.answer import Answerer
 from pie.router.app import RouterApp
 from pie.router.census import Census, CensusTaker
@@ -97,7 +99,7 @@ class RouterService:
         wire: Limits of connections to workers.
         secret: 32 bytes that all of the cluster share; keys the tags of tenants, and connections
             beyond this host.
-        shares_port: Whether other routers of this user may listen on the same port.
+        routers: How many of this user listen on the same port.
         title: What an operator calls it.
     """
 
@@ -110,10 +112,10 @@ class RouterService:
         policies: PolicySet | None = None,
         wire: WireSettings | None = None,
         secret: bytes | None = None,
-        shares_port: bool = False,
+        routers: int = 1,
         title: str = "router",
     ) -> None:
-        self._shares_port = shares_port
+        self._shares_port = routers > 1
         self._title = title
         self.settings = settings
         self._secret = secret
@@ -161,6 +163,7 @@ class RouterService:
         self._explainer = Explainer(explained, self._mirror, secret=secret)
         self._trace = self._trace_recorder()
         self._answerer = Answerer(dispatcher, self.metrics, self._over)
+        self._commons = Commons(index_url, index)
         self._survey = Survey(
             mirror=self._mirror,
             workers=self._workers,
@@ -168,8 +171,11 @@ class RouterService:
             gate=self._gate,
             memory=self._memory,
             metrics=self.metrics,
+            commons=self._commons,
         )
-        access = self._access = Access(settings, MemoryAllowances("router"))
+        allowances = DividedAllowances(RedisAllowances(self._commons), routers)
+        access = self._access = Access(settings, allowances)
+        self.quotas = QuotaKeeper(self._commons, allowances, lambda: access.quotas)
         app = RouterApp(
             settings,
             catalog=self._catalog,
@@ -267,6 +273,7 @@ class RouterService:
         )
         await self._follower.start()
         self._conductor.start()
+        self.quotas.start()
         self._look()
         self._looking = asyncio.create_task(self._keep_looking())
         self._serving = asyncio.create_task(self._server.serve([listener]))
@@ -302,6 +309,8 @@ class RouterService:
             ("workers", self._workers.close()),
             ("tokenizers", self._catalog.close()),
             ("the index", self._feed.close()),
+            ("quotas", self.quotas.close()),
+            ("what routers share", self._commons.close()),
             *([("policies", self._follower.close())] if self._follower is not None else []),
             *([("orders", self._conductor.close())] if self._conductor is not None else []),
         ):

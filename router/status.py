@@ -59,6 +59,9 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What clients call the model; empty while no worker is known."""
     index: str
     """`ok`, `degraded` or `resyncing`."""
+    routers_together: str = "ok"
+    """`ok`; or `degraded` while Redis does not answer for what routers share, so that each has a share of tenants' quotas
+    and the responses and explanations of its own requests alone."""
     workers: list[WorkerLine]
     pool: list[PlaceLine]
     ready: bool = False

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from pie.index.commons import Commons
 from pie.index.contract import IndexMode, PlaceRecord
 from pie.index.mirror import Mirror
 from pie.page.events import PlaceId, PlaceKind
@@ -37,6 +38,7 @@ class Survey:
         gate: Gate,
         memory: AnswerMemory,
         metrics: RouterMetrics,
+        commons: Commons,
     ) -> None:
         self._mirror = mirror
         self._workers = workers
@@ -44,6 +46,7 @@ class Survey:
         self._gate = gate
         self._memory = memory
         self._metrics = metrics
+        self._commons = commons
 
     def status(
         self, census: Census | None = None, wanted: Mapping[str, Wanted] | None = None
@@ -60,6 +63,7 @@ class Survey:
         rates = FleetRates(link.rates for link in links)
         usable = sum(link.usable for link in links)
         metrics.workers.set(usable)
+        metrics.commons_degraded.set(self._commons.is_degraded)
         for known in IndexMode:
             metrics.index_mode.labels(known.value).set(known is mode)
         models = [model.name for model in self._catalog.models]
@@ -67,6 +71,7 @@ class Survey:
         return ClusterStatus(
             model=models[0] if models else "",
             index=mode.value,
+            routers_together="degraded" if self._commons.is_degraded else "ok",
             workers=[
                 WorkerLine(
                     place=link.record.place,

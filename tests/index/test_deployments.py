@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from pie.index.address import Deployment, parse_address
+from pie.index.allowance import Claim, Draw, Hold, Limits
+from pie.index.allowance_redis import RedisAllowances
+from pie.index.commons import Commons
 from pie.index.conformance import IndexConformance, key
 from pie.index.contract import IndexMode
 from pie.index.epochs import next_epoch
@@ -126,6 +129,26 @@ def use_all(settings: IndexSettings) -> None:
     }
     assert lookup.silent() == {}
     lookup.close()
+
+
+async def use_commons(settings: IndexSettings) -> None:
+    """Do all that routers do in Redis for what they share."""
+    commons = Commons(settings.url, settings, 10.0)
+    assert await commons.routers() == 1
+    limits = Limits(5, 5, 5)
+    for claim in (Claim(Draw(need=1), Draw(need=1), Hold(need=1)), Claim(), Claim(Draw(need=99))):
+        await RedisAllowances(commons).claim("t", limits, claim)
+    await RedisAllowances(commons).claim("t", Limits(), Claim())
+    assert not commons.is_degraded
+    await commons.close()
+
+
+@pytest.mark.live
+@pytest.mark.timeout(180)
+async def test_routers_share_in_a_cluster_as_in_one_server(
+    cluster_settings: IndexSettings,
+) -> None:
+    await use_commons(cluster_settings)
 
 
 @pytest.mark.live

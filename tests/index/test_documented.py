@@ -21,7 +21,7 @@ from pie.index.settings import IndexSettings
 from pie.page.events import PageEntry, Part, PlaceId, Tier, part_bit
 from pie.page.key import model_root, page_keys, tenant_root
 from tests.index.places import running
-from tests.index.test_deployments import use_all
+from tests.index.test_deployments import use_all, use_commons
 from tests.support.redis_deployments import Servers, connect
 
 PAGE = (Path(__file__).parents[2] / "docs" / "index.md").read_text()
@@ -127,6 +127,7 @@ async def _use_everything(settings: IndexSettings) -> None:
         await follower.start()
         assert follower.state.version == 1
         await follower.close()
+        await use_commons(settings)
         place.clear()
         await index.settled()
 

@@ -15,9 +15,7 @@ from pie.router.settings import RouterSettings
 
 async def main(index: IndexSettings, port: int) -> None:
     """Serve on a port that others may share."""
-    service = RouterService(
-        RouterSettings(port=port), index_url=index.url, index=index, shares_port=True
-    )
+    service = RouterService(RouterSettings(port=port), index_url=index.url, index=index, routers=2)
     await service.start()
     sys.stdout.write(f"{service.name}\n")
     sys.stdout.flush()

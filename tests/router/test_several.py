@@ -33,7 +33,7 @@ async def joined(cluster: Cluster, port: int, workers: int = 1) -> RouterService
         RouterSettings(port=port),
         index_url=cluster.index.url,
         index=cluster.index,
-        shares_port=True,
+        routers=2,
     )
     cluster.routers.append(service)
     await service.start()

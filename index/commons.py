@@ -1,0 +1,154 @@
+"""What all routers have in common in Redis: one connection, and whether it can be relied on.
+
+Covers calling scripts within a short time, and leaving Redis alone for a while after it failed, so that
+nobody waits again for what did not answer. Does not cover what the scripts do (`pie.index.allowance_redis`,
+`pie.index.shelf_redis`).
+
+    <prefix>:{routers}:up   hash: router → when it was last heard of, in Redis's milliseconds
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from redis.commands.core import AsyncScript
+
+from pie.index.client import asking, look_anew, make_async_client
+from pie.index.errors import IndexUnavailableError
+from pie.index.settings import IndexSettings
+from pie.index.trouble import Trouble
+
+log = logging.getLogger("pie.index.commons")
+
+ANSWER_S = 0.25
+"""Longest that a request waits for what routers share."""
+_STEPS = 5
+_AGAIN_S = 1.0
+_AT_ONCE = 16
+"""Calls under way, each of which has a connection."""
+_UP_S = 20.0
+"""A router that has said nothing for so long is none."""
+
+Argument: TypeAlias = str | bytes | int | float
+
+_UP = """
+local now = redis.call('TIME')
+local ms = now[1] * 1000 + math.floor(now[2] / 1000)
+if redis.call('TYPE', KEYS[1]).ok ~= 'hash' then redis.call('UNLINK', KEYS[1]) end
+redis.call('HSET', KEYS[1], ARGV[1], string.format('%d', ms))
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+local all, count = redis.call('HGETALL', KEYS[1]), 0
+for i = 1, #all, 2 do
+  local heard = tonumber(all[i + 1])
+  if heard and heard + tonumber(ARGV[2]) > ms then count = count + 1
+  else redis.call('HDEL', KEYS[1], all[i]) end
+end
+return count
+"""
+
+
+class Commons:
+    """One router's connection to what all share. For one event loop.
+
+    Args:
+        url: Redis.
+        settings: Key prefix.
+        answer_s: Longest wait for an answer.
+    """
+
+    def __init__(
+        self, url: str, settings: IndexSettings | None = None, answer_s: float = ANSWER_S
+    ) -> None:
+        settings = settings or IndexSettings()
+        self._client = make_async_client(url)
+        self._answer_s = answer_s
+        self._trouble = Trouble(log)
+        self._scripts: dict[str, AsyncScript] = {}
+        self._calls = asyncio.Semaphore(_AT_ONCE)
+        self._mending: asyncio.Task[None] | None = None
+        self.prefix = settings.key_prefix
+        self.router = secrets.token_hex(8)
+        """Names this start of this router."""
+        self.is_degraded = False
+        """Whether Redis did not do what it was asked last."""
+        self.on_back: Callable[[], None] = lambda: None
+        """Called when Redis is back."""
+
+    async def call(self, script: str, keys: Sequence[str], args: Sequence[Argument]) -> object:
+        """Run a script.
+
+        Raises:
+            IndexUnavailableError: Redis does not do it, or did not a moment ago.
+        """
+        if self.is_degraded:
+            raise IndexUnavailableError("Redis: what routers share is not to be had at present")
+        try:
+            return await self._call(script, keys, args)
+        except IndexUnavailableError as error:
+            self._trouble.begins("what routers share is not to be had: %s", error)
+            self.is_degraded = True
+            if self._mending is None:
+                self._mending = asyncio.get_running_loop().create_task(self._mend())
+            raise
+
+    async def _call(self, script: str, keys: Sequence[str], args: Sequence[Argument]) -> object:
+        call = asyncio.create_task(self._within(script, keys, args))
+        try:
+            # In steps: an answer that came while this process was busy otherwise is not late.
+            for _ in range(_STEPS):
+                await asyncio.wait({call}, timeout=self._answer_s / _STEPS)
+                if call.done():
+                    return call.result()
+        finally:
+            call.cancel()
+        raise IndexUnavailableError(f"Redis: no answer within {self._answer_s:g} s")
+
+    async def _within(self, script: str, keys: Sequence[str], args: Sequence[Argument]) -> object:
+        async with asking(_STEPS * self._answer_s), self._calls:
+            answer: object = await self._script(script)(keys=keys, args=args)
+        return answer
+
+    async def _mend(self) -> None:
+        """Try until Redis is back: no request waits for that."""
+        while self.is_degraded:
+            await asyncio.sleep(_AGAIN_S)
+            try:
+                await look_anew(self._client)
+                await self._call(_UP, *self._up)
+                self.is_degraded = False
+                self._trouble.ends("what routers share is to be had again")
+                self.on_back()
+            except IndexUnavailableError as error:
+                log.debug("what routers share is not to be had yet: %s", error)
+            except Exception:
+                log.exception("Redis was not asked again")
+        self._mending = None
+
+    @property
+    def _up(self) -> tuple[Sequence[str], Sequence[Argument]]:
+        return [f"{self.prefix}:{{routers}}:up"], [self.router, int(_UP_S * 1000)]
+
+    async def routers(self) -> int:
+        """Say that this router is there; return how many are.
+
+        Raises:
+            IndexUnavailableError: As `call`.
+        """
+        count = await self.call(_UP, *self._up)
+        return count if isinstance(count, int) else 1
+
+    def _script(self, text: str) -> AsyncScript:
+        if text not in self._scripts:
+            self._scripts[text] = self._client.register_script(text)
+        return self._scripts[text]
+
+    async def close(self) -> None:
+        """Let go of the connection, at once."""
+        if self._mending is not None:
+            self._mending.cancel()
+            await asyncio.gather(self._mending, return_exceptions=True)
+        await self._client.aclose()
