@@ -44,10 +44,20 @@ def simulate(
     step_target_ms: Annotated[
         float, typer.Option(help="How long a step should take while answers are being written.")
     ] = 50.0,
-    pool_pages: Annotated[int, typer.Option(help="Pages in the pool; 0 for none.")] = 0,
+    host_pages: Annotated[
+        int, typer.Option(help="Pages in a worker's host memory; 0 for none.")
+    ] = 0,
+    pool_pages: Annotated[
+        int, typer.Option(help="Pages in the pool, all nodes together; 0 for none.")
+    ] = 0,
+    pool_nodes: Annotated[int, typer.Option(help="How many nodes the pool has.")] = 1,
     pool_stores: Annotated[
         str, typer.Option(help="When pages go to the pool: `behind` their computing, or `spill`.")
     ] = "behind",
+    leave: Annotated[
+        list[str] | None,
+        typer.Option(help="A place that leaves, as PLACE@SECONDS; may be given several times."),
+    ] = None,
     clients: Annotated[
         int | None, typer.Option(help="Clients that ask one by one; default the trace's times.")
     ] = None,
@@ -79,6 +89,7 @@ def simulate(
     from pie.simulator.cost_model import CostModel  # noqa: PLC0415
     from pie.simulator.engine import EngineSpec  # noqa: PLC0415
     from pie.simulator.errors import SimulatorError  # noqa: PLC0415
+    from pie.simulator.leave import read_leave  # noqa: PLC0415
     from pie.simulator.worker import pool_stores_named  # noqa: PLC0415
 
     console = Console(highlight=False)
@@ -106,8 +117,11 @@ def simulate(
                     step_target_ms=step_target_ms,
                 ),
                 cost=CostModel() if cost is None else read_cost_model(cost),
+                host_pages=host_pages,
                 pool_pages=pool_pages,
+                pool_nodes=pool_nodes,
                 pool_stores=pool_stores_named(pool_stores),
+                leaves=tuple(read_leave(one) for one in leave or ()),
                 seed=seed,
             ),
             clients=clients,
@@ -123,6 +137,7 @@ def simulate(
 
 def _simulate(options: SimulateOptions, console: Console) -> None:
     from pie.simulator.command import simulate as run  # noqa: PLC0415
+    from pie.simulator.ordered import orders_told  # noqa: PLC0415
 
     began_s = time.perf_counter()
 
@@ -133,7 +148,10 @@ def _simulate(options: SimulateOptions, console: Console) -> None:
         console.print(f"{report.name}: {now_s - began_s:.1f} s, {minute:,.0f} requests a minute")
         began_s = now_s
 
-    console.print(_table(run(options, told)))
+    reports = run(options, told)
+    console.print(_table(reports))
+    for line in orders_told(reports):
+        console.print(line, markup=False)
     for file in (options.json_file, options.html_file):
         if file is not None:
             console.print(f"written: {file}")

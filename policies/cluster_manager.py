@@ -175,6 +175,8 @@ class ClusterManager:
     def shown(self, number: int, view: ClusterView) -> ClusterView:
         """Return what one policy is shown: of copies those that it has ordered itself."""
         own = self._wishes.of(number)
+        if not own and all(one.copies == view.least_copies for one in view.groups):
+            return view
         groups = [
             replace(one, copies=max(view.least_copies, own.get(one.group, 0)))
             for one in view.groups

@@ -6,9 +6,13 @@ Covers putting the parts together, and letting a trace run through. Does not cov
 
 from __future__ import annotations
 
+import functools
 import math
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+
+import msgspec
 
 from pie.index.contract import PlaceRecord
 from pie.index.mirror import Mirror
@@ -27,19 +31,27 @@ from pie.policies.policy_set import PolicySet
 from pie.router.books import Running
 from pie.router.choice import Chooser
 from pie.router.metrics import RouterMetrics
+from pie.router.overview import Overview
 from pie.router.prefix import Prefix
 from pie.simulator.clock import VirtualClock
+from pie.simulator.conductor import EVERY_S, Conductor
 from pie.simulator.cost_model import CostModel
 from pie.simulator.engine import EngineSpec
 from pie.simulator.errors import SetupError
+from pie.simulator.leave import Leave, check_leaves
 from pie.simulator.outcome import Outcome
-from pie.simulator.tier import MockTier
+from pie.simulator.page_orders import WorkerOrders
+from pie.simulator.pool import SimulatedPool
+from pie.simulator.tier import MockTier, OnChange
 from pie.simulator.trace import TraceRequest
 from pie.simulator.worker import PoolStores, SimulatedWorker
 from pie.wire.messages import Refused, TokenDelta
 
 MODEL = model_root(fingerprint=b"simulated", dtype="none", page_tokens=0, layout_id="simulated")
-_POOL = PlaceId("pool")
+LEAVE_S = 30.0
+"""What a worker that leaves has to end."""
+_LINGER_S = 60.0
+"""How long pool nodes go on handing pages to each other after the last request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +61,14 @@ class ClusterSpec:
     workers: int = 4
     engine: EngineSpec = field(default_factory=EngineSpec)
     cost: CostModel = field(default_factory=CostModel)
+    host_pages: int = 0
+    """Pages that each worker's host memory has room for; 0 for none."""
     pool_pages: int = 0
-    """Pages that the pool has room for; 0 for no pool."""
+    """Pages that the pool has room for, all nodes together; 0 for no pool."""
+    pool_nodes: int = 1
     pool_stores: PoolStores = PoolStores.BEHIND
+    leaves: tuple[Leave, ...] = ()
+    """Workers and pool nodes that are told to leave."""
     seed: int = 0
     """Names the requests, and so the lots that decide among equals."""
 
@@ -61,8 +78,27 @@ class ClusterSpec:
         self.cost.check()
         if not 1 <= self.workers <= 10_000:
             raise SetupError(f"workers must be from 1 to 10,000, not {self.workers}")
-        if self.pool_pages < 0:
-            raise SetupError(f"pool_pages must be at least 0, not {self.pool_pages}")
+        for name in ("host_pages", "pool_pages"):
+            if getattr(self, name) < 0:
+                raise SetupError(f"{name} must be at least 0, not {getattr(self, name)}")
+        if not 1 <= self.pool_nodes <= 1_000:
+            raise SetupError(f"pool_nodes must be from 1 to 1,000, not {self.pool_nodes}")
+        if 0 < self.pool_pages < self.pool_nodes:
+            raise SetupError(
+                f"{self.pool_pages} pool_pages are too few for {self.pool_nodes} nodes"
+            )
+        if self.pool_stores is PoolStores.SPILL and (self.host_pages or self.pool_nodes > 1):
+            raise SetupError("pool_stores `spill` goes with one pool node and no host memory")
+        check_leaves(self.leaves, self.worker_places(), self.node_places())
+
+    def worker_places(self) -> list[PlaceId]:
+        """Return what the workers are called."""
+        return [PlaceId(f"worker-{number}") for number in range(self.workers)]
+
+    def node_places(self) -> list[PlaceId]:
+        """Return what the pool nodes are called."""
+        nodes = self.pool_nodes if self.pool_pages else 0
+        return [PlaceId(f"pool-{number}") for number in range(nodes)]
 
 
 class SimulatedCluster:
@@ -79,12 +115,31 @@ class SimulatedCluster:
         self.clock = VirtualClock()
         self._kept: list[_Kept] = []
         self.mirror = Mirror()
-        self._chooser = Chooser(self.mirror, policies.new_routing(), RouterMetrics())
+        self._chooser = Chooser(
+            self.mirror, policies.new_routing(), RouterMetrics(), clock=self.clock.now_s
+        )
+        self._moves = policies.worker_moves()
         self.pool = self._new_pool(policies) if spec.pool_pages else None
-        self.workers = [self._new_worker(number, policies) for number in range(spec.workers)]
+        self.workers = [self._new_worker(place, policies) for place in spec.worker_places()]
+        self._up = {worker.books.record.place: worker for worker in self.workers}
+        overview = Overview(
+            self.mirror,
+            lambda: {place: worker.books for place, worker in self._up.items()},
+            self._chooser.demand,
+            self._chooser.conversations,
+        )
+        self.conductor = Conductor(policies, overview, self, self.pool)
+        self.lost = 0
+        """Pages that workers had alone when they left."""
         self._ended: Callable[[], None] = lambda: None
-        self._submitted = 0
+        self._submitted = self._over = 0
+        self._is_coming = False
+        self._over_s = 0.0
         self.outcomes: list[Outcome] = []
+        for leave in spec.leaves:
+            self.clock.at(leave.at_s, functools.partial(self._leave, leave.place))
+        if self.conductor.may_order or spec.leaves:
+            self.clock.at(EVERY_S, self._tick)
 
     def run_open(self, trace: Sequence[TraceRequest], *, speed: float = 1.0) -> None:
         """Let requests arrive at the trace's times, `speed` times as fast."""
@@ -92,6 +147,7 @@ class SimulatedCluster:
             raise SetupError(f"speed must be a number above 0, not {speed}")
         self._check(trace)
         coming = iter(trace)
+        self._is_coming = True
 
         def arrive(request: TraceRequest) -> None:
             self._submit(request)
@@ -99,6 +155,7 @@ class SimulatedCluster:
 
         def plan() -> None:
             request = next(coming, None)
+            self._is_coming = request is not None
             if request is not None:
                 self.clock.at(request.arrival_s / speed, lambda: arrive(request))
 
@@ -125,14 +182,23 @@ class SimulatedCluster:
     def check(self) -> None:
         """Raise `AssertionError` where parts contradict themselves or each other."""
         self.mirror.check()
-        for worker in self.workers:
+        for place, worker in self._up.items():
             worker.engine.check()
-            held = self.mirror.pages(worker.books.record.place).get(Tier.DEVICE, 0)
+            held = self.mirror.pages(place)
             counts = worker.engine.table.counts()
-            assert held == counts.idle + counts.in_use
+            assert held.get(Tier.DEVICE, 0) == counts.idle + counts.in_use
+            if worker.host is not None:
+                worker.host.check()
+                assert held.get(Tier.HOST, 0) == len(worker.host)
         if self.pool is not None:
             self.pool.check()
-            assert self.mirror.pages(_POOL).get(Tier.POOL_RAM, 0) == len(self.pool)
+            for place, node in self.pool.nodes.items():
+                assert self.mirror.pages(place).get(Tier.POOL_RAM, 0) == len(node.tier)
+
+    def orders_of(self, place: PlaceId) -> WorkerOrders | None:
+        """Return what carries a worker's orders out; None where there is no such worker."""
+        worker = self._up.get(place)
+        return None if worker is None else worker.orders
 
     def _check(self, trace: Sequence[TraceRequest]) -> None:
         context = self.spec.engine.pages * self.spec.engine.page_tokens
@@ -148,60 +214,160 @@ class SimulatedCluster:
         self._submitted += 1
         request_id = f"{self.spec.seed}/{self._submitted}"
         prefix = Prefix(request.tokens())
-        for worker in self.workers:
+        takers = [worker for worker in self._up.values() if not worker.books.record.draining]
+        for worker in takers:
             worker.tell_load()
         chosen = self._chooser.choose(
-            request_id, prefix, [worker.books for worker in self.workers], session=request.session
+            request_id, prefix, [worker.books for worker in takers], session=request.session
         )
-        worker = next(w for w in self.workers if w.books is chosen.link)
+        place, now_s = chosen.link.record.place, self.clock.now_s()
+        worker = self._up[place]
         outcome = Outcome(
             number=self._submitted,
-            place=chosen.link.record.place,
-            arrived_s=self.clock.now_s(),
+            place=place,
+            arrived_s=now_s,
             prompt_tokens=request.prompt_tokens,
             predicted_tokens=chosen.predicted_tokens,
         )
         self.outcomes.append(outcome)
+        session = request.session
+        if self.conductor.may_order:
+            self._chooser.demand.held_by(
+                chosen.keys, now_s, model_root=MODEL, tenant_tag="", session_tag=session or ""
+            )
+        if session is not None:
+            self._chooser.conversations.named((None, session), session, "")
         running = Running(
-            sink=_Sink(outcome, self),
+            sink=_Sink(outcome, self, request, prefix),
             keys=chosen.keys,
             new_tokens=len(prefix.ids) - chosen.predicted_tokens,
             prompt_tokens=len(prefix.ids),
         )
         worker.submit(request_id, prefix.ids, request, MODEL, running)
 
-    def _new_worker(self, number: int, policies: PolicySet) -> SimulatedWorker:
-        engine = self.spec.engine
+    def _tick(self) -> None:
+        """Do what is done once a second, as long as there is anything to do."""
+        now_s = self.clock.now_s()
+        self.conductor.round(now_s)
+        if self.pool is not None:
+            self.pool.look()
+        leaving = any(worker.books.record.draining for worker in self._up.values())
+        unsettled = self.pool is not None and not self.pool.is_settled
+        if (
+            self._is_coming
+            or self._over < self._submitted
+            or leaving
+            or (unsettled and now_s < self._over_s + _LINGER_S)
+            or any(leave.at_s >= now_s for leave in self.spec.leaves)
+        ):
+            self.clock.at(now_s + EVERY_S, self._tick)
+
+    def _leave(self, place: PlaceId) -> None:
+        """Let a place leave."""
+        worker = self._up.get(place)
+        if worker is None:
+            assert self.pool is not None
+            self.pool.leave(place)
+            return
+
+        def gone() -> None:
+            self.lost += worker.orders.alone()
+            del self._up[place]
+            self._gone(place)
+
+        worker.books.record = msgspec.structs.replace(worker.books.record, draining=True)
+        self._changed(worker.books.record)
+        worker.leave(LEAVE_S, self._moves.drain_share, gone)
+
+    def _changed(self, record: PlaceRecord) -> None:
+        self.mirror.place_up(record)
+
+    def _gone(self, place: PlaceId) -> None:
+        self.mirror.place_down(place)
+        for kept in self._kept:
+            if kept.place == place:
+                kept.change(-kept.pages, self.clock.now_s())
+
+    def _new_worker(self, place: PlaceId, policies: PolicySet) -> SimulatedWorker:
+        engine, spec = self.spec.engine, self.spec
+        page_bytes = spec.cost.bytes_of(engine.page_tokens)
         record = PlaceRecord(
-            place=PlaceId(f"worker-{number}"),
+            place=place,
             epoch=Epoch(1),
             kind=PlaceKind.WORKER,
             address="",
             model_root=MODEL,
+            model_name="simulated",
             page_tokens=engine.page_tokens,
             context_tokens=engine.pages * engine.page_tokens,
+            tiers=(Tier.DEVICE, Tier.HOST) if spec.host_pages else (Tier.DEVICE,),
             total_pages=engine.pages,
+            page_bytes=page_bytes,
         )
+        publish = self._publisher(record)
+        host = None
+        if spec.host_pages:
+            host = MockTier(
+                Tier.HOST,
+                spec.host_pages,
+                page_bytes=page_bytes,
+                retention=RetentionManager(policies.new_retention(), name="host"),
+                clock=self.clock,
+                on_change=publish,
+            )
+        stores: PoolStores | None = spec.pool_stores
+        if stores is PoolStores.BEHIND and not self._moves.stores_as_made:
+            stores = None
         return SimulatedWorker(
             record,
             engine,
-            self.spec.cost,
+            spec.cost,
             self.clock,
-            publish=self._publisher(record),
+            publish=publish,
             retention=RetentionManager(policies.new_retention(), name="device"),
+            host=host,
             pool=self.pool,
-            pool_stores=self.spec.pool_stores,
+            pool_stores=stores,
         )
 
-    def _new_pool(self, policies: PolicySet) -> MockTier:
-        record = PlaceRecord(place=_POOL, epoch=Epoch(1), kind=PlaceKind.POOL, address="")
-        return MockTier(
-            Tier.POOL_RAM,
-            self.spec.pool_pages,
-            page_bytes=self.spec.cost.bytes_of(self.spec.engine.page_tokens),
-            retention=RetentionManager(policies.new_retention(), name="pool"),
+    def _new_pool(self, policies: PolicySet) -> SimulatedPool:
+        page_tokens = self.spec.engine.page_tokens
+        page_bytes = self.spec.cost.bytes_of(page_tokens)
+        pages = self.spec.pool_pages // self.spec.pool_nodes
+
+        def new_tier(record: PlaceRecord, on_change: OnChange) -> MockTier:
+            publish = self._publisher(record)
+
+            def changed(entries: Sequence[PageEntry], stored: bool) -> None:
+                on_change(entries, stored)
+                publish(entries, stored)
+
+            return MockTier(
+                Tier.POOL_RAM,
+                pages,
+                page_bytes=page_bytes,
+                retention=RetentionManager(policies.new_retention(), name=record.place),
+                clock=self.clock,
+                on_change=changed,
+            )
+
+        return SimulatedPool(
+            [
+                PlaceRecord(
+                    place=place,
+                    epoch=Epoch(1),
+                    kind=PlaceKind.POOL,
+                    address="",
+                    capacity_bytes=pages * page_bytes,
+                )
+                for place in self.spec.node_places()
+            ],
+            new_tier,
+            self.spec.cost,
+            page_tokens=page_tokens,
             clock=self.clock,
-            on_change=self._publisher(record),
+            on_record=self._changed,
+            on_gone=self._gone,
         )
 
     def _publisher(self, record: PlaceRecord) -> Callable[[Sequence[PageEntry], bool], None]:
@@ -215,7 +381,7 @@ class SimulatedCluster:
             seq += 1
             tier = entries[0].tier
             if tier not in kept:
-                kept[tier] = _Kept(tier)
+                kept[tier] = _Kept(record.place, tier)
                 self._kept.append(kept[tier])
             kept[tier].change(len(entries) if stored else -len(entries), self.clock.now_s())
             event = PageStored if stored else PageRemoved
@@ -233,13 +399,25 @@ class SimulatedCluster:
 
     def ended(self) -> None:
         """Learn that a request has ended."""
+        self._over += 1
+        self._over_s = self.clock.now_s()
         self._ended()
+
+    def went_on(self, request: TraceRequest, prefix: Prefix) -> None:
+        """Learn that a conversation's answer is over, and which pages the conversation has then."""
+        if request.session is None:
+            return
+        # The last token was drawn, and what it would add to a page is not computed.
+        answer = array("I", (request.answer,)) * (request.output_tokens - 1)
+        keys = prefix.longer(answer).keys(MODEL, self.spec.engine.page_tokens)
+        self._chooser.conversations.ended((None, request.session), keys, self.clock.now_s())
 
 
 @dataclass(slots=True)
 class _Kept:
     """How many pages a place has in a tier, over time."""
 
+    place: PlaceId
     tier: Tier
     page_seconds: float = 0.0
     pages: int = 0
@@ -258,6 +436,8 @@ class _Sink:
 
     outcome: Outcome
     cluster: SimulatedCluster
+    request: TraceRequest
+    prefix: Prefix
 
     def on_delta(self, delta: TokenDelta) -> None:
         """Take new tokens."""
@@ -278,12 +458,14 @@ class _Sink:
         self.outcome.output_tokens += len(delta.token_ids)
         if delta.finish_reason is not None:
             self.outcome.ended_s = now_s
+            self.cluster.went_on(self.request, self.prefix)
             self.cluster.ended()
 
     def on_refused(self, refused: Refused) -> None:
         """Learn that the worker's queue is full."""
         del refused
         self.outcome.refused = True
+        self.cluster.went_on(self.request, self.prefix)
         self.cluster.ended()
 
     def on_gone(self) -> None:

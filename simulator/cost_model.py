@@ -39,12 +39,17 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """By the tier that pages come from."""
     load_ms: float = 2.0
     """What a load takes beside that."""
+    node_tokens_per_s: float = 100_000.0
+    """What a pool node gives out to all workers and other nodes together."""
     page_bytes: int = 0
     """Size of a page, for bytes moved; 0 counts 128 KiB a token, as of an 8B model in bfloat16."""
 
     def check(self) -> None:
         """Raise `SetupError` where a number makes no sense."""
-        positive = {"prefill_tokens_per_s": self.prefill_tokens_per_s}
+        positive = {
+            "prefill_tokens_per_s": self.prefill_tokens_per_s,
+            "node_tokens_per_s": self.node_tokens_per_s,
+        }
         positive |= {f"load_tokens_per_s.{k}": v for k, v in self.load_tokens_per_s.items()}
         for name, value in positive.items():
             if not (math.isfinite(value) and value > 0):

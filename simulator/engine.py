@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence as Many
 from dataclasses import dataclass
 
 from pie.page.events import Part
-from pie.page.key import RootKey
+from pie.page.key import PageKey, RootKey
 from pie.policies.manager import RetentionManager
 from pie.simulator.clock import Clock, Timer
 from pie.simulator.cost_model import CostModel
@@ -200,6 +200,12 @@ class MockEngine:
         if sequence is not None:
             del self._jobs[sequence.number]
             self._scheduler.finish(sequence)
+
+    def let_go(self, keys: Many[PageKey]) -> set[PageKey]:
+        """Let those pages go that nobody uses, the last first; return those that are not held any more."""
+        gone = {key for key in reversed(keys) if self.table.let_go(key)}
+        self._tell_changes()
+        return gone
 
     def load(self) -> Load:
         """Return how busy it is, as of the last step that has ended."""

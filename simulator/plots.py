@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from html import escape
 
+from pie.simulator.ordered import given, refused
 from pie.simulator.report import Moment, Report
 from pie.simulator.svg import COLOURS, Line, bars, lines
 
@@ -52,6 +53,9 @@ _ROWS: Sequence[_Row] = (
     ),
     ("… requests", lambda one: _of(one.busiest_over_mean, "requests")),
     ("… time", lambda one: _of(one.busiest_over_mean, "busy_s")),
+    ("orders of cluster policies", lambda one: f"{given(one):,}"),
+    ("… refused", lambda one: f"{refused(one):,}"),
+    ("… moved", lambda one: f"{sum(one.orders.bytes_moved.values()) / 1e9:,.1f} GB"),
     ("pages evicted", lambda one: f"{sum(one.evicted_pages.values()):,}"),
     ("moved", lambda one: f"{sum(one.bytes_moved.values()) / 1e9:,.1f} GB"),
     ("kept", lambda one: f"{sum(one.storage_gb_hours.values()):,.1f} GB h"),

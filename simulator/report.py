@@ -51,6 +51,27 @@ class Moment(msgspec.Struct, frozen=True):
     """Mean; 0 where there was none."""
 
 
+class Hint(msgspec.Struct, frozen=True):
+    """How many workers a policy said that there should be; nobody starts or stops any."""
+
+    at_s: float
+    policy: str
+    workers: int
+
+
+class OrderReport(msgspec.Struct, frozen=True):
+    """What came of what cluster policies ordered."""
+
+    by_policy: dict[str, dict[str, int]]
+    """Events by policy and action, as a live cluster logs them: `raise`, `lower`, `store`, `fetch`, `let-go`,
+    `move`, `hint`, `done`, `refuse` and `fail`."""
+    refusals: dict[str, int]
+    """By policy and reason; one that stays the same is told once a minute."""
+    bytes_moved: dict[str, int]
+    """`stored` in the pool and `fetched` from it by workers, and `copied` from one pool node to another."""
+    hints: list[Hint]
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """One set of policies on one trace."""
 
@@ -71,7 +92,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     simulated_s: float
     evicted_pages: dict[str, int]
     bytes_moved: dict[str, int]
-    """`pool-stored` and `pool-loaded`."""
+    """`host-loaded` and `pool-loaded` for requests, `pool-stored` by workers, as they make pages and by order."""
+    orders: OrderReport
+    pages_lost: int
+    """Pages that only a worker had that left."""
     storage_gb_hours: dict[str, float]
     """What was kept how long, by tier: times what a GB costs an hour, the cost of storage."""
     workers: list[WorkerReport]
@@ -98,6 +122,8 @@ def report_of(name: str, cluster: SimulatedCluster) -> Report:
     if cluster.pool is not None:
         evicted["pool"] = cluster.pool.evicted
         moved["pool-stored"] = cluster.pool.stored * page_bytes
+    if cluster.spec.host_pages:
+        evicted["host"] = sum(one.host.evicted for one in cluster.workers if one.host is not None)
     kept = cluster.page_seconds()
     return Report(
         name=name,
@@ -119,6 +145,8 @@ def report_of(name: str, cluster: SimulatedCluster) -> Report:
         simulated_s=cluster.clock.now_s(),
         evicted_pages=evicted,
         bytes_moved=moved,
+        orders=_order_report(cluster, page_bytes),
+        pages_lost=cluster.lost,
         storage_gb_hours={
             tier.name.lower(): round(seconds / 3600 * page_bytes / _GB, 6)
             for tier, seconds in sorted(kept.items())
@@ -126,6 +154,23 @@ def report_of(name: str, cluster: SimulatedCluster) -> Report:
         workers=workers,
         ttft_quantiles_s=[quantile(ttft_s, at / 100) for at in range(101)],
         moments=_moments(done),
+    )
+
+
+def _order_report(cluster: SimulatedCluster, page_bytes: int) -> OrderReport:
+    conductor = cluster.conductor
+    by_policy: dict[str, dict[str, int]] = {}
+    for (policy, action), count in sorted(conductor.counts.items()):
+        by_policy.setdefault(policy, {})[action] = count
+    moved = {kind: pages * page_bytes for kind, pages in sorted(conductor.moved.items())}
+    if cluster.pool is not None and cluster.pool.copied:
+        moved["copied"] = cluster.pool.copied * page_bytes
+    refusals = sorted(conductor.refusals.items())
+    return OrderReport(
+        by_policy,
+        {f"{policy}: {why}": count for (policy, why), count in refusals},
+        moved,
+        [Hint(*one) for one in conductor.hints],
     )
 
 

@@ -50,7 +50,7 @@ class MockTier:
         self._retention = retention
         self._clock = clock
         self._on_change = on_change
-        self._held: dict[PageKey, PageEntry] = {}
+        self._held: dict[PageKey, FrozenPage] = {}
 
     def __len__(self) -> int:
         return len(self._held)
@@ -59,6 +59,14 @@ class MockTier:
         """Say whether a page is here."""
         return key in self._held
 
+    def page(self, key: PageKey) -> FrozenPage | None:
+        """Return what names a page that is here; None where it is not."""
+        return self._held.get(key)
+
+    def pages(self) -> list[FrozenPage]:
+        """Return all pages that are here, in the order in which they came."""
+        return list(self._held.values())
+
     def run(self, keys: Sequence[PageKey]) -> int:
         """Return how many leading pages are here."""
         count = 0
@@ -66,18 +74,23 @@ class MockTier:
             count += 1
         return count
 
-    def put(self, pages: Sequence[FrozenPage]) -> None:
-        """Bring pages here that are in order of their sequence; those that are here were just used."""
+    def put(self, pages: Sequence[FrozenPage], *, may_evict: bool = True) -> None:
+        """Bring pages here that are in order of their sequence; those that are here were just used.
+
+        Others leave for them only where they may.
+        """
         now_s = self._clock.now_s()
-        new: list[PageEntry] = []
+        new: list[FrozenPage] = []
         # From the end, so that a policy that goes by time gives up tails before what they need.
         for page in reversed(pages):
             if page.key in self._held:
                 self._retention.hit(page.key, Part.FULL, now_s)
-            elif self._make_room(now_s):
-                new.append(self._store(page, now_s))
-        if new:
-            self._on_change(new, True)
+            elif (may_evict or len(self._held) < self.total) and self._make_room(now_s):
+                self._store(page, now_s)
+                new.append(page)
+        # Where all of them have no room, the first ones left for the last ones.
+        if stayed := [self._entry(page) for page in new if page.key in self._held]:
+            self._on_change(stayed, True)
 
     def pin(self, keys: Sequence[PageKey]) -> None:
         """Keep pages, which are here, while they are being read; they were just used."""
@@ -92,7 +105,7 @@ class MockTier:
             self._retention.unpin(key, Part.FULL)
 
     def drop(self, keys: Sequence[PageKey]) -> None:
-        """Let go of pages that another place has now, unless somebody reads them."""
+        """Let go of pages, unless somebody reads them."""
         gone = [
             key for key in keys if key in self._held and not self._retention.pins(key, Part.FULL)
         ]
@@ -103,8 +116,8 @@ class MockTier:
         self._retention.check()
         assert len(self._held) == len(self._retention) <= self.total
 
-    def _store(self, page: FrozenPage, now_s: float) -> PageEntry:
-        entry = PageEntry(
+    def _entry(self, page: FrozenPage) -> PageEntry:
+        return PageEntry(
             page.key,
             page.parent,
             page.index,
@@ -113,7 +126,9 @@ class MockTier:
             self._page_bytes,
             page.tenant_tag,
         )
-        self._held[page.key] = entry
+
+    def _store(self, page: FrozenPage, now_s: float) -> None:
+        self._held[page.key] = page
         self.stored += 1
         self._retention.stored(
             PageView(
@@ -128,7 +143,6 @@ class MockTier:
             ),
             now_s,
         )
-        return entry
 
     def _make_room(self, now_s: float) -> bool:
         """Say whether there is room for a page, letting one go if need be."""
@@ -140,7 +154,7 @@ class MockTier:
         return len(self._held) < self.total
 
     def _remove(self, keys: Sequence[PageKey]) -> None:
-        gone = [self._held.pop(key) for key in keys]
+        gone = [self._entry(self._held.pop(key)) for key in keys]
         for key in keys:
             self._retention.removed(key, Part.FULL)
         if gone:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from array import array
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Sequence as Many
 
 from pie.index.contract import PlaceRecord
 from pie.page.events import PageEntry, Part, Tier
@@ -19,13 +19,15 @@ from pie.simulator.clock import Clock
 from pie.simulator.cost_model import CostModel
 from pie.simulator.engine import EngineSpec, Job, MockEngine
 from pie.simulator.errors import SetupError
-from pie.simulator.loads import Loads
+from pie.simulator.loads import Loads, Local, Source
+from pie.simulator.page_orders import WorkerOrders
+from pie.simulator.pool import SimulatedPool
 from pie.simulator.tier import MockTier, OnChange
 from pie.simulator.trace import TraceRequest
 from pie.wire.messages import Load, RefusalCode, Refused, TokenDelta
 from pie.worker.batch import PageSlot
 from pie.worker.load_choice import LoadTier
-from pie.worker.page_table import Change, FrozenPage
+from pie.worker.page_table import Below, Change, FrozenPage
 from pie.worker.sequence import Sequence
 
 
@@ -61,8 +63,9 @@ class SimulatedWorker:
         clock: The time.
         publish: Told what it stores and removes.
         retention: Chooses victims.
+        host: Host memory, where what leaves device memory goes; None where there is none.
         pool: Where pages can be loaded from; None where there is none.
-        pool_stores: When a page is brought there.
+        pool_stores: When a page is brought there; None for never, but by orders.
     """
 
     def __init__(
@@ -74,21 +77,34 @@ class SimulatedWorker:
         *,
         publish: OnChange,
         retention: RetentionManager,
-        pool: MockTier | None = None,
-        pool_stores: PoolStores = PoolStores.BEHIND,
+        host: MockTier | None = None,
+        pool: SimulatedPool | None = None,
+        pool_stores: PoolStores | None = PoolStores.BEHIND,
     ) -> None:
         self.books = WorkerBooks(record, clock=clock.now_s)
         self._publish = publish
         self._page_bytes = cost.bytes_of(spec.page_tokens)
         self._pool = pool
+        self._clock = clock
+        self.host = host
         spills = pool_stores is PoolStores.SPILL
+        sources: dict[LoadTier, Source] = {}
+        if host is not None:
+            sources[LoadTier.HOST] = Local(LoadTier.HOST, host, cost, spec.page_tokens)
+        if pool is not None:
+            sources[LoadTier.POOL] = pool
         self.loads = Loads(
-            {} if pool is None else {LoadTier.POOL: pool},
-            cost,
+            sources,
             page_tokens=spec.page_tokens,
             clock=clock,
             exclusive=(LoadTier.POOL,) if spills else (),
         )
+        below: Below | None = None
+        if host is not None:
+            below = _Demote(host)
+        elif spills and pool is not None:
+            below = _Spill(pool)
+        stores = pool is not None and pool_stores is PoolStores.BEHIND
         self.engine = MockEngine(
             spec,
             cost,
@@ -97,9 +113,33 @@ class SimulatedWorker:
             on_report=self._reported,
             on_changes=self._changed,
             loads=self.loads,
-            on_frozen=None if spills or pool is None else self._frozen,
-            below=_Spill(pool) if spills and pool is not None else None,
+            on_frozen=self._frozen if stores else None,
+            below=below,
         )
+        self.orders = WorkerOrders(
+            self.engine, host, pool, cost, page_tokens=spec.page_tokens, clock=clock
+        )
+        self._when_idle: Callable[[], None] | None = None
+
+    def leave(self, timeout_s: float, share: float, gone: Callable[[], None]) -> None:
+        """End: hand on to the pool what only this worker has, and go when the last request is over.
+
+        Args:
+            timeout_s: How long it has.
+            share: How much of that goes to handing on at most, while requests run and again after them.
+            gone: Called when all of it is done.
+        """
+
+        def requests_over() -> None:
+            self.orders.hand_on(self._clock.now_s() + share * timeout_s, gone)
+
+        def handed() -> None:
+            if self.engine.is_idle:
+                requests_over()
+            else:
+                self._when_idle = requests_over
+
+        self.orders.hand_on(self._clock.now_s() + share * timeout_s, handed)
 
     def submit(
         self,
@@ -137,6 +177,9 @@ class SimulatedWorker:
             running = self.books.told(delta)
             if running is not None:
                 running.sink.on_delta(delta)
+        if self._when_idle is not None and self.engine.is_idle:
+            then, self._when_idle = self._when_idle, None
+            then()
 
     def _changed(self, changes: Many[Change]) -> None:
         at = 0
@@ -150,7 +193,8 @@ class SimulatedWorker:
 
     def _frozen(self, sequence: Sequence, new: list[int]) -> None:
         assert self._pool is not None
-        self._pool.put([sequence.working_set.page(index) for index in new])
+        working_set = sequence.working_set
+        self._pool.put_some([working_set.page(index) for index in new], working_set.keys)
 
 
 def device_entry(page: FrozenPage, page_bytes: int) -> PageEntry:
@@ -166,10 +210,30 @@ def device_entry(page: FrozenPage, page_bytes: int) -> PageEntry:
     )
 
 
-class _Spill:
-    """A `pie.worker.page_table.Below` that brings to the pool what leaves device memory."""
+class _Demote:
+    """A `pie.worker.page_table.Below` that brings to host memory what leaves device memory."""
 
-    def __init__(self, pool: MockTier) -> None:
+    def __init__(self, host: MockTier) -> None:
+        self._host = host
+
+    @property
+    def waiting(self) -> int:
+        """Nothing waits: what leaves is there at once."""
+        return 0
+
+    def holds(self, key: PageKey) -> bool:
+        """Say whether host memory has a page."""
+        return self._host.has(key)
+
+    def demote(self, victims: Many[tuple[PageSlot, FrozenPage]]) -> None:
+        """Take what leaves: a sequence's end leaves first, and has to leave host memory first too."""
+        self._host.put([page for _, page in reversed(victims)])
+
+
+class _Spill:
+    """The same for a pool of one node."""
+
+    def __init__(self, pool: SimulatedPool) -> None:
         self._pool = pool
 
     @property
@@ -182,5 +246,6 @@ class _Spill:
         return self._pool.has(key)
 
     def demote(self, victims: Many[tuple[PageSlot, FrozenPage]]) -> None:
-        """Take what leaves: a sequence's end leaves first, and has to leave the pool first too."""
-        self._pool.put([page for _, page in reversed(victims)])
+        """Take what leaves, as `_Demote` does."""
+        # Groups mean nothing to one node alone.
+        self._pool.put((page, page.key) for _, page in reversed(victims))

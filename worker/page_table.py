@@ -201,6 +201,10 @@ class PageTable:
         """Return what names a frozen page."""
         return self._frozen(page)
 
+    def frozen_pages(self) -> list[FrozenPage]:
+        """Return what names all frozen pages, in the order in which they came."""
+        return [self._frozen(slot) for slot in self._by_key.values()]
+
     def let_go(self, key: PageKey) -> bool:
         """Free the page under `key` unless somebody uses it; say whether it is not held any more."""
         slot = self._by_key.get(key)
