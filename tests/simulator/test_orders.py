@@ -241,7 +241,7 @@ def test_a_conversation_that_was_moved_goes_on_at_the_other_worker() -> None:
     assert places[2:] == [PlaceId("worker-2")] * 4
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(0, 4), st.integers(0, 3), st.integers(1, 9), st.integers(0, 12)),
