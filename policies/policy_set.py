@@ -20,6 +20,7 @@ from pie.policies.prefixes import Prefixes
 from pie.policies.registry import ALWAYS, BUILTIN, DEFAULT, PolicyClass, PolicyKind, resolve
 from pie.policies.retention import RetentionPolicy
 from pie.policies.routing import RoutingPolicy
+from pie.policies.routing_aside import AsideRouting
 from pie.policies.rules import Rule, Ruled
 from pie.policies.spill_to_pool import SpillToPool
 from pie.policies.tag_warnings import TagPattern
@@ -115,6 +116,12 @@ class PolicySet:
     def new_routing(self) -> RoutingPolicy:
         """Return a new routing policy; every router has its own."""
         return cast(RoutingPolicy, self.routing.build())
+
+    def new_routing_aside(self) -> RoutingPolicy:
+        """Return a new routing policy that an event loop may ask: a user's runs on a thread of its own."""
+        policy = self.new_routing()
+        is_builtin = self.routing.factory in BUILTIN[PolicyKind.ROUTING].values()
+        return policy if is_builtin else AsideRouting(policy)
 
     def new_replication(self) -> ClusterPolicy:
         """Return a new policy for copies in the pool; the router that leads asks it."""

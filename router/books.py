@@ -8,7 +8,7 @@ parameter. Does not cover the connection (`pie.router.link`) or which worker is 
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -24,6 +24,8 @@ _ON_ITS_WAY_S = 0.02
 """A report that came so soon after a request was sent may be older than the request."""
 _ON_ITS_WAY_TO_OTHERS_S = 0.5
 """Pages that were just computed take so long at most until the pool has them and the index says so."""
+_ON_ITS_WAY_TO_THE_INDEX_S = 0.5
+"""Pages of a prompt whose answer has just ended are known to the index after so long at most."""
 _DECODE_STEP_MS = 50.0
 
 
@@ -77,6 +79,9 @@ class WorkerBooks:
         self._load_at_s = 0.0
         self._began_s = 0.0
         """When an attempt had its first token last."""
+        self._just_ended: deque[tuple[float, Sequence[PageKey]]] = deque()
+        """Prompts whose first token has come and which are over, and until when they count as held."""
+        self._just_held: Counter[PageKey] = Counter()
         self._waiting: dict[str, Running] = {}
         self._decoding: dict[str, Running] = {}
 
@@ -133,6 +138,19 @@ class WorkerBooks:
         first = next(iter(self._waiting.values()), None)
         return 0.0 if first is None else self._clock() - max(first.sent_s, self._began_s)
 
+    def pages_in_making(self, keys: Sequence[PageKey]) -> int:
+        """Return how many leading pages are computed there, or were a moment ago."""
+        self._forget()
+        inflight, held = self.inflight_keys, self._just_held
+        if not inflight and not held:
+            return 0
+        pages = 0
+        for key in keys:
+            if key not in inflight and key not in held:
+                break
+            pages += 1
+        return pages
+
     def tokens_until(self, key: PageKey, at: int) -> int | None:
         """Return how many prompt tokens are computed until a page is, those ahead of it included.
 
@@ -164,13 +182,21 @@ class WorkerBooks:
         running = self._waiting.pop(request_id, None) or self._decoding.pop(request_id, None)
         if running is None:
             return None
-        keys = self.inflight_keys
-        for key in running.keys:
-            if keys[key] > 1:
-                keys[key] -= 1
-            else:
-                del keys[key]
+        _count_down(self.inflight_keys, running.keys)
+        self._forget()
+        if running.started:
+            until_s = self._clock() + _ON_ITS_WAY_TO_THE_INDEX_S
+            self._just_ended.append((until_s, running.keys))
+            self._just_held.update(running.keys)
         return running
+
+    def _forget(self) -> None:
+        """Count what ended a while ago as held no longer: the index knows."""
+        ended = self._just_ended
+        if not ended or ended[0][0] > (now_s := self._clock()):
+            return
+        while ended and ended[0][0] <= now_s:
+            _count_down(self._just_held, ended.popleft()[1])
 
     def told_load(self, load: Load) -> None:
         """Learn how busy the worker is."""
@@ -200,3 +226,11 @@ class WorkerBooks:
         """What the worker said, unless that is too long ago."""
         fresh = self.load is not None and self._clock() - self._load_at_s < _LOAD_FRESH_S
         return self.load if fresh else None
+
+
+def _count_down(counts: Counter[PageKey], keys: Sequence[PageKey]) -> None:
+    for key in keys:
+        if counts[key] > 1:
+            counts[key] -= 1
+        else:
+            del counts[key]

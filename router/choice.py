@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import logging
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -20,6 +21,7 @@ from pie.page.events import Part, PartMask, PlaceId, PlaceKind, Tier, part_tiers
 from pie.page.key import PageKey, RootKey
 from pie.page.layout import usable_segments
 from pie.policies.containing import is_own
+from pie.policies.errors import PolicyStalledError
 from pie.policies.routing import Choice, RequestView, RoutingPolicy, WorkerView, divisible
 from pie.policies.routing_cost import CostRouting
 from pie.router.books import WorkerBooks
@@ -106,6 +108,8 @@ class Chooser:
         self._fallback = CostRouting()
         self._policy: RoutingPolicy = policy or self._fallback
         self._metrics = metrics
+        self._failures = 0
+        """Of policies, since the start; each doubling is logged."""
         self.demand = Demand()
         """What is asked for."""
         self.conversations = Conversations()
@@ -200,10 +204,24 @@ class Chooser:
             except BaseException as error:
                 if not is_own(error):
                     raise
-                reason = f"{type(error).__name__}: {error}"
+                # Not what it says, which may repeat what a client sent.
+                reason = str(error) if isinstance(error, PolicyStalledError) else _raised(error)
             self._metrics.policy_failures.inc()
-            log.warning("the routing policy failed, the built-in one answers: %s", reason)
+            self._failures += 1
+            if self._failures & (self._failures - 1) == 0:
+                log.warning(
+                    "the routing policy failed (%d times so far), the built-in one answers: %s",
+                    self._failures,
+                    reason,
+                )
         return self._fallback.choose(request, workers)
+
+
+def _raised(error: BaseException) -> str:
+    """Return an error's type and where it was raised."""
+    frames = traceback.extract_tb(error.__traceback__, limit=-1)
+    where = f" at {frames[0].filename}:{frames[0].lineno}" if frames else ""
+    return f"{type(error).__name__}{where}"
 
 
 def _hot_pages(keys: Sequence[PageKey], links: Sequence[WorkerBooks]) -> int:
@@ -239,13 +257,7 @@ class Runs:
             # The pool may go on where the worker ends, without what the worker has.
             pool = self._pool(len(own))
         held = held_pages(_segments(own), pool, record)
-        making = 0
-        inflight = link.inflight_keys
-        if inflight:
-            for key in self.keys:
-                if key not in inflight:
-                    break
-                making += 1
+        making = link.pages_in_making(self.keys)
         if making:
             self._making.append((link, making))
         return in_the_making(held, making)

@@ -34,6 +34,9 @@ from pie.wire.messages import Generate, RefusalCode
 log = logging.getLogger("pie.router.dispatch")
 
 _POLL_S = 0.02
+_POLL_MOST_S = 1.0
+_POLLING = 100
+"""So many sequences without a worker look for one as often as that; more do so less often."""
 """How often a request that lost its worker looks for another."""
 _SEND_TIMEOUT_S = 5.0
 _LEAST_S = 0.001
@@ -65,6 +68,8 @@ class Dispatcher:
         self._chooser = chooser
         self._settings = settings
         self._metrics = metrics
+        self._without_worker = 0
+        """Sequences that look for a worker now."""
 
     async def run(self, generation: Generation) -> None:
         """Carry a sequence out; what it makes, and why it cannot go on, goes to its mailbox.
@@ -122,7 +127,13 @@ class Dispatcher:
                 return None
             if not self._remaining_s(generation):
                 raise self._late()
-            await asyncio.sleep(_POLL_S)
+            self._without_worker += 1
+            try:
+                await asyncio.sleep(
+                    min(_POLL_S * max(1.0, self._without_worker / _POLLING), _POLL_MOST_S)
+                )
+            finally:
+                self._without_worker -= 1
         chosen = _with_leader(generation, links) or self._chooser.choose(
             generation.request_id, generation.prefix, links, session=generation.order.session
         )

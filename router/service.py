@@ -144,7 +144,7 @@ class RouterService:
         self._gate = Gate(settings.max_in_flight, settings.retry_after_s, self.metrics)
         self._policies = PolicyVersions(policies or PolicySet())
         chooser = self._chooser = Chooser(
-            self._mirror, self._policies.current.new_routing(), self.metrics
+            self._mirror, self._policies.current.new_routing_aside(), self.metrics
         )
         self._take_moves()
         self._follower: PolicyFollower | None = None
@@ -356,7 +356,7 @@ class RouterService:
         except PolicyFileError as error:
             return str(error)
         if policies.routing != self._policies.current.routing:
-            self._chooser.replace_policy(policies.new_routing())
+            self._chooser.replace_policy(policies.new_routing_aside())
         if self._conductor is not None and not policies.same_cluster(self._policies.current):
             self._conductor.replace_policies(policies)
         self._policies.current = policies

@@ -86,3 +86,24 @@ def test_an_attempt_that_ended_leaves_nothing_behind() -> None:
     assert desk.books.told(first_token("a")) is None
     assert (desk.books.queued_tokens, desk.books.inflight_keys[KEY]) == (1, 1)
     assert desk.books.free_share == 1.0
+
+
+def test_pages_count_as_held_for_a_moment_after_the_answer() -> None:
+    desk = Desk()
+    for name in ("a", "b"):
+        desk.send(name, 16)
+        desk.books.told(first_token(name, FinishReason.LENGTH))
+        desk.now_s += 0.3
+    assert not desk.books.inflight_keys
+    assert desk.books.pages_in_making([KEY, PageKey(bytes([1] * 32))]) == 1
+    desk.now_s += 0.3
+    assert desk.books.pages_in_making([KEY]) == 0
+    assert not desk.books._just_held
+
+
+def test_pages_of_an_attempt_that_never_began_are_not_held_after_it() -> None:
+    desk = Desk()
+    desk.send("a", 16)
+    assert desk.books.pages_in_making([KEY]) == 1
+    desk.books.ended("a")
+    assert desk.books.pages_in_making([KEY]) == 0
