@@ -10,6 +10,7 @@ answered, and says so in the index.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -36,6 +37,8 @@ from pie.wire.messages import (
     AskStatus,
     CachedTokens,
     Cancel,
+    Drained,
+    DrainNode,
     FinishReason,
     Generate,
     Load,
@@ -48,9 +51,19 @@ from pie.wire.messages import (
     TokenDelta,
     TokenLogprob,
 )
+from pie.wire.program_runs import (
+    ProgramEnd,
+    ProgramEvent,
+    ProgramEventKind,
+    ProgramEvents,
+    ProgramTold,
+    StartProgram,
+    TellProgram,
+)
 
 ROOT = Path(__file__).parents[2]
 REPLY = "The quick brown fox — naïve, “quoted” and 😀 — jumps over the lazy dog. "
+_PROGRAM_S = 0.05
 
 
 class MockSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +98,8 @@ class MockSpec(msgspec.Struct, frozen=True, kw_only=True):
     prefill_tokens_per_s: float = 1000.0
     spelled_by_bytes: bool = False
     """Answers in tokens of one byte, where the tokenizer would take longer ones."""
+    takes_programs: bool = False
+    """Runs any program: it says one thing, and then goes on until it is told or cancelled."""
     quiet: bool = False
     """Logs nothing and holds no pages, to cost a benchmark as little as can be."""
 
@@ -147,6 +162,7 @@ class _Mock:
         self._held: dict[PageKey, PageEntry] = {}
         self._running: dict[tuple[bytes, str], asyncio.Task[None]] = {}
         self._sent = 0
+        self._programs: dict[str, asyncio.Event] = {}
         self._room = asyncio.Semaphore(spec.answers_at_once or 1_000_000)
         self._publisher: Publisher
 
@@ -172,6 +188,7 @@ class _Mock:
             tokenizer_path=spec.tokenizer,
             tokenizer_digest=self._tokenizer.digest,
             total_pages=10_000,
+            takes_programs=spec.takes_programs,
             ttl_s=settings.ttl_s,
         )
         self._publisher = Publisher(
@@ -198,6 +215,20 @@ class _Mock:
                 gauges: dict[str, int | float] = {"running": len(self._running)}
                 told = (PlaceId(spec.place), Epoch(spec.epoch), "serving", counters, gauges)
                 await peer.send(StatusReport(message.request_id, *told))
+        elif isinstance(message, DrainNode):
+            await peer.send(Drained(message.request_id, 0, 0))
+        elif isinstance(message, StartProgram):
+            wake = self._programs[message.request_id] = asyncio.Event()
+            said = (ProgramEvent(ProgramEventKind.SAID, spec.reply),)
+            await peer.send(ProgramEvents(message.request_id))
+            await peer.send(ProgramEvents(message.request_id, said))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(wake.wait(), _PROGRAM_S)
+            end = ProgramEnd("finished", message.entry)
+            await peer.send(ProgramEvents(message.request_id, end=end))
+        elif isinstance(message, TellProgram):
+            self._programs[message.program].set()
+            await peer.send(ProgramTold(message.request_id))
         elif isinstance(message, Generate):
             tokens = unpack_tokens(bytes(frames[0]))
             self._write(
