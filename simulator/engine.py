@@ -258,9 +258,12 @@ class MockEngine:
         One prefill that goes on and any number of sequences that do: whoever else waits gets its turn
         when one of them is through.
         """
-        if any(one.awaited for one in self._scheduler.sequences()):
-            # Each step may bring a page that somebody waits for.
-            return 1
+        taken = {chunk.sequence.number for chunk in chunks}
+        for one in self._scheduler.sequences():
+            left_out = one.state is SequenceState.RUNNING and one.number not in taken
+            # Each step may bring a page that somebody waits for; who lacks one token has its turn in the next.
+            if one.awaited or (left_out and one.missing == 1):
+                return 1
         count, prefills = _MOST_STEPS, 0
         for chunk in chunks:
             if chunk.tokens == 1:

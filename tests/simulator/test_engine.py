@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from pie.simulator import engine as engine_module
 from pie.simulator.cost_model import CostModel
@@ -139,6 +139,8 @@ def test_a_cost_model_that_makes_no_sense_is_refused(model: CostModel) -> None:
 
 
 @settings(max_examples=50)
+# One that another's prefill leaves with one token, amid the prefill of a third.
+@example([ask(0.304, (2, 28), output=1), ask(0.305, (1, 27), output=1), ask(0.323, (2, 29))], 9)
 @given(st.lists(REQUESTS, min_size=1, max_size=7), st.sampled_from([64, 23, 9]))
 def test_a_router_is_told_the_same_of_many_steps_at_once(
     trace: list[TraceRequest], step_tokens: int
