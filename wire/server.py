@@ -188,7 +188,12 @@ class WireServer:
             peer.push(Refused(request_id, RefusalCode.STALE_EPOCH, text))
             return
         size_bytes = sum(frame.nbytes for frame in frames)
-        if len(self._tasks) >= self._settings.max_handlers or (
+        key = (peer.id, request_id)
+        if isinstance(message, Cancel):
+            # Never refused: it makes room, and would be lost.
+            if (cancelled := self._requests.get(key)) is not None:
+                cancelled.cancel()
+        elif len(self._tasks) >= self._settings.max_handlers or (
             self._handling_bytes
             and self._handling_bytes + size_bytes > self._settings.max_handling_bytes
         ):
@@ -196,9 +201,6 @@ class WireServer:
             text = "Too many messages are being handled."
             peer.push(Refused(request_id, RefusalCode.OVERLOADED, text, _RETRY_AFTER_S))
             return
-        key = (peer.id, request_id)
-        if isinstance(message, Cancel) and key in self._requests:
-            self._requests[key].cancel()
         self.counters.payload_bytes_in += size_bytes
         self._handling_bytes += size_bytes
         task = self._loop.create_task(self._run(peer, message, frames))

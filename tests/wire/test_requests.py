@@ -304,6 +304,28 @@ async def test_too_many_at_once_are_refused(
     assert all(error.retry_after_s for error in refused)
 
 
+async def test_a_cancel_is_taken_where_no_request_is(
+    serve: Serve, connect: Connect, settings: WireSettings
+) -> None:
+    cancels: list[Message] = []
+
+    async def handler(peer: Peer, message: Message, frames: Sequence[memoryview]) -> None:
+        if isinstance(message, Cancel):
+            cancels.append(message)
+        else:
+            await asyncio.sleep(WAIT_S)
+
+    server = await serve(handler, settings=settings.model_copy(update={"max_handlers": 10}))
+    client = await connect(server)
+    for at in range(10):
+        await client.send(Generate(str(at), EPOCH, 0, 1), [b"\0\0\0\0"])
+    await eventually(lambda: len(server._tasks) == 10, WAIT_S)
+    for at in range(10):
+        await client.send(Cancel(str(at)))
+    await eventually(lambda: not server._tasks, WAIT_S)
+    assert cancels == [Cancel(str(at)) for at in range(10)]
+
+
 async def test_a_client_waits_for_its_own_window(
     serve: Serve, connect: Connect, settings: WireSettings
 ) -> None:

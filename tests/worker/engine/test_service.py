@@ -18,8 +18,18 @@ from pie.page.events import Part, PlaceId, Tier, part_bit
 from pie.page.key import page_keys
 from pie.tokens.tokenizer import Tokenizer
 from pie.wire.figures import kinds, report
-from pie.wire.messages import AskStatus, FinishReason, Generate, Lookup, RefusalCode, StatusReport
+from pie.wire.messages import (
+    AskStatus,
+    FinishReason,
+    Generate,
+    Grammar,
+    GrammarKind,
+    Lookup,
+    RefusalCode,
+    StatusReport,
+)
 from pie.worker.batch import Batch, StepOutput
+from pie.worker.grammar import Constraint, GrammarCompiler
 from pie.worker.service import WorkerService
 from pie.worker.status import WorkerStatus
 from tests.support.credit import hold_credit
@@ -157,6 +167,36 @@ async def test_a_cancelled_request_frees_its_pages_at_once(
     status = worker.status()
     assert status.running == status.pages_in_use == status.pages_writable == 0
     assert (await asker.ask([5, 6], 3)).finish_reason is not None
+
+
+async def test_a_request_that_is_cancelled_while_its_grammar_compiles_never_reaches_the_engine(
+    asker: Asker, worker: WorkerService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go = threading.Event(), threading.Event()
+    compiled = GrammarCompiler.compile
+
+    def slow(self: GrammarCompiler, grammar: Grammar) -> Constraint:
+        begun.set()
+        assert go.wait(20)
+        return compiled(self, grammar)
+
+    monkeypatch.setattr(GrammarCompiler, "compile", slow)
+    for _ in range(3):
+        begun.clear()
+        request_id, answer = await asker.send(
+            PROMPT, 4, grammar=Grammar(GrammarKind.REGEX, "[a-z]+")
+        )
+        assert await asyncio.to_thread(begun.wait, 20)
+        # In one go: the compilation ends as the cancel comes.
+        await asker.cancel(request_id)
+        go.set()
+        # What is asked after it is through only once it would have been.
+        assert (await asker.ask([5, 6], 3)).finish_reason is not None
+        assert (answer.deltas, answer.refused) == (0, None)
+        assert worker.status().running == 0
+        go.clear()
+        monkeypatch.setattr(GrammarCompiler, "ready", lambda *_: None)
+    assert worker._submitted == 3
 
 
 async def test_a_router_that_goes_cancels_its_requests(
