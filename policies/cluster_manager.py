@@ -8,18 +8,19 @@ What a policy cannot break: no group has fewer copies than the configuration say
 more than there are nodes; no more than `MOST_RAISED` groups have more copies than that, and no more than
 `MOST_AT_ONCE` groups change at a time. How many workers a model should have is a hint, which starts and stops nobody. Pages move `BYTES_PER_S` at most, in `MOST_ORDERS` orders a round
 of `MOST_PAGES` pages each; a place lets go of what the pool has, and of the last copy only for a policy
-that says so. An order that was given is not given again within `AGAIN_S`.
+that says so. An order that was given is not given again within `AGAIN_S`. Who has pages is looked up for no order that is refused
+without, and for `MOST_IN_VAIN` that are refused after: the rest of them come first in the next rounds.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Protocol, cast
+from typing import cast
 
-from pie.page.events import PlaceId, PlaceKind
 from pie.page.key import PageKey
 from pie.policies.cluster_policy import (
     ClusterPolicy,
@@ -35,6 +36,16 @@ from pie.policies.cluster_policy import (
 )
 from pie.policies.containing import is_own, told
 from pie.policies.hints import Hints
+from pie.policies.order_checks import (
+    MOST_PAGES,
+    Holders,
+    PageOrder,
+    bad_copies,
+    bad_hint,
+    bad_move,
+    bad_pages,
+    looked_up,
+)
 from pie.policies.wishes import Wishes
 
 log = logging.getLogger("pie.policies.cluster_manager")
@@ -43,17 +54,17 @@ MOST_RAISED = 512
 """Groups with more copies than usual: every place keeps the list."""
 MOST_AT_ONCE = 32
 MOST_ORDERS = 8
-MOST_PAGES = 2_048
 BYTES_PER_S = 256 << 20
 AGAIN_S = 20.0
+MOST_IN_VAIN = 32
+"""Orders of a round that are refused for what a look at the index told: each look takes some milliseconds."""
 MOST_CHARS = 300
 """Of a reason or a name: an event is kept in Redis, and there are a thousand."""
 _QUIET_S = 60.0
-"""How long a refusal is not told again."""
+"""How long refusals for one reason are not told again."""
 _MOST_PROPOSALS = 1_000
 _MOST_REMEMBERED = 4_096
 _MOST_NUMBER = (1 << 31) - 1
-_MOST_WORKERS = 10_000
 _ACTIONS: Mapping[type[object], str] = {
     StorePages: "store",
     FetchPages: "fetch",
@@ -61,6 +72,7 @@ _ACTIONS: Mapping[type[object], str] = {
     MoveSession: "move",
 }
 _PAGES: Mapping[str, type[object]] = {"place": str, "pages": Sequence, "reason": str}
+_TOO_FAST = f"pages move at {BYTES_PER_S >> 20} MiB a second at most"
 _FIELDS: Mapping[type[object], Mapping[str, type[object]]] = {
     SetCopies: {"group": bytes, "copies": int, "reason": str},
     StorePages: _PAGES,
@@ -70,8 +82,6 @@ _FIELDS: Mapping[type[object], Mapping[str, type[object]]] = {
     WantWorkers: {"model": str, "workers": int, "reason": str},
 }
 """What the fields of an order must be: a user's policy may say anything."""
-
-PageOrder = StorePages | FetchPages | LetGo
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,16 +137,19 @@ class Asked:
     failures: Sequence[str] = ()
 
 
-class Holders(Protocol):
-    """Who has pages now."""
+@dataclass(slots=True)
+class _Round:
+    """One round: what is known in it, and what has come of it so far."""
 
-    def held(self, pages: Sequence[PageKey]) -> Mapping[PlaceId, int]:
-        """Return by worker how many leading pages it has, in any tier."""
-        ...
-
-    def pooled(self, pages: Sequence[PageKey]) -> int:
-        """Return how many leading pages pool nodes have."""
-        ...
+    view: ClusterView
+    holders: Holders
+    decision: Decision
+    changed: set[tuple[int, PageKey]] = field(default_factory=set)
+    refused: dict[tuple[object, ...], tuple[ClusterEvent, str, int]] = field(default_factory=dict)
+    """By policy, kind of order and reason: the first event, what its order said, and how many there were."""
+    in_vain: int = 0
+    slowed: set[int] = field(default_factory=set)
+    """Policies of which an order has to wait until more bytes may move, and all later ones with it."""
 
 
 class ClusterManager:
@@ -153,6 +166,8 @@ class ClusterManager:
         self._hints = Hints()
         self._told: dict[tuple[object, ...], float] = {}
         self._given: dict[tuple[object, ...], float] = {}
+        self._in_vain: dict[tuple[object, ...], float] = {}
+        """Orders that were looked up in vain, and when."""
         self._bytes = float(BYTES_PER_S)
         self._filled_s: float | None = None
         self.failures = [0] * len(policies)
@@ -205,25 +220,47 @@ class ClusterManager:
         holders: Holders,
     ) -> Decision:
         """Return what comes of proposals; `table` is the one in force."""
-        decision = Decision(dict(table))
+        disposing = self.disposing(asked, view, table, holders)
+        while True:
+            try:
+                next(disposing)
+            except StopIteration as done:
+                decision: Decision = done.value
+                return decision
+
+    def disposing(
+        self,
+        asked: Iterable[Asked],
+        view: ClusterView,
+        table: Mapping[PageKey, int],
+        holders: Holders,
+    ) -> Generator[None, None, Decision]:
+        """Do as `dispose`, and yield after each proposal: all of them may take long."""
+        now = _Round(view, holders, Decision(dict(table)))
         self._begin(view.now_s)
         self._hints.begin(view.wanted, view.now_s)
-        changed: set[tuple[int, PageKey]] = set()
         for one in asked:
             for reason in one.failures:
-                self._failed(one.number, reason, decision)
-            for order in one.orders:
+                self._failed(one.number, reason, now.decision)
+            # What was looked up in vain comes after all else, what was longest ago first.
+            in_turn = sorted(
+                one.orders, key=lambda order: self._in_vain.get(_key(order), -math.inf)
+            )
+            for order in in_turn:
                 if isinstance(order, SetCopies):
-                    self._set_copies(one.number, order, view, decision, changed)
+                    self._set_copies(one.number, order, now)
                 elif isinstance(order, WantWorkers):
-                    self._want(one.number, order, view, decision)
+                    self._want(one.number, order, now)
                 else:
-                    self._give(one.number, order, view, decision, holders)
+                    self._give(one.number, order, now)
+                yield
+        decision = now.decision
         for group in self._wishes.unwanted(decision.table)[:MOST_AT_ONCE]:
             copies = decision.table.pop(group)
             reason = f"no policy wants {copies} any more"
             event = ClusterEvent("fixed", "lower", group, view.least_copies, reason)
             decision.events.append(event)
+        self._tell_refused(now)
         self._hint(view, decision)
         return decision
 
@@ -231,23 +268,21 @@ class ClusterManager:
         since_s = now_s - (now_s if self._filled_s is None else self._filled_s)
         self._filled_s = now_s
         self._bytes = min(BYTES_PER_S, self._bytes + BYTES_PER_S * max(0.0, since_s))
-        for memory, keep_s in ((self._told, _QUIET_S), (self._given, AGAIN_S)):
+        for memory, keep_s in (
+            (self._told, _QUIET_S),
+            (self._in_vain, _QUIET_S),
+            (self._given, AGAIN_S),
+        ):
             for key in [key for key, at_s in memory.items() if now_s - at_s >= keep_s]:
                 del memory[key]
             while len(memory) > _MOST_REMEMBERED:
                 del memory[next(iter(memory))]
 
-    def _set_copies(
-        self,
-        number: int,
-        order: SetCopies,
-        view: ClusterView,
-        decision: Decision,
-        changed: set[tuple[int, PageKey]],
-    ) -> None:
+    def _set_copies(self, number: int, order: SetCopies, now: _Round) -> None:
+        view, decision, changed = now.view, now.decision, now.changed
         group, copies, table = order.group, order.copies, decision.table
         own = self._wishes.of(number).get(group, view.least_copies)
-        refused = _bad_copies(order, view)
+        refused = bad_copies(order, view)
         if not refused and copies == own:
             return
         if not refused and (number, group) in changed:
@@ -257,7 +292,7 @@ class ClusterManager:
         if not refused and group not in table and len(table) >= MOST_RAISED:
             refused = f"{MOST_RAISED} groups have more copies already"
         if refused:
-            self._refuse(number, order, refused, view, decision)
+            self._refuse(number, order, refused, now)
             return
         changed.add((number, group))
         before = table.get(group, view.least_copies)
@@ -272,13 +307,13 @@ class ClusterManager:
             event = ClusterEvent(self._names[number], action, group, after, order.reason)
             decision.events.append(event)
 
-    def _want(self, number: int, order: WantWorkers, view: ClusterView, decision: Decision) -> None:
-        refused = _bad_hint(order, view)
+    def _want(self, number: int, order: WantWorkers, now: _Round) -> None:
+        refused = bad_hint(order, now.view)
         if not refused:
             wanted = Wanted(order.workers, _kept(order.reason), self._names[number])
             refused = self._hints.say(order.model, wanted)
         if refused:
-            self._refuse(number, order, refused, view, decision)
+            self._refuse(number, order, refused, now)
 
     def _hint(self, view: ClusterView, decision: Decision) -> None:
         """End the round of hints."""
@@ -290,28 +325,28 @@ class ClusterManager:
             decision.events.append(event)
         decision.wanted = self._hints.in_force()
 
-    def _give(
-        self,
-        number: int,
-        order: PageOrder | MoveSession,
-        view: ClusterView,
-        decision: Decision,
-        holders: Holders,
-    ) -> None:
-        key = _key(order)
+    def _give(self, number: int, order: PageOrder | MoveSession, now: _Round) -> None:
+        view, decision, key = now.view, now.decision, _key(order)
         if key in self._given or (not isinstance(order, MoveSession) and not order.pages):
             return
         refused, size = "", 0
         if len(decision.given) >= MOST_ORDERS:
             refused = f"{MOST_ORDERS} orders were given in this round"
         elif isinstance(order, MoveSession):
-            refused = _bad_move(order, view)
+            refused = bad_move(order, view)
         else:
-            refused, order, size = _checked(order, view, holders)
+            refused = bad_pages(order, view) or self._no_more(number, order, now)
+            if not refused:
+                refused, order, size = looked_up(order, view, now.holders)
+                now.in_vain += bool(refused)
+                if refused:
+                    self._in_vain.pop(key, None)
+                    self._in_vain[key] = view.now_s
         if not refused and self._bytes < min(size, BYTES_PER_S):
-            refused = f"pages move at {BYTES_PER_S >> 20} MiB a second at most"
+            now.slowed.add(number)
+            refused = _TOO_FAST
         if refused:
-            self._refuse(number, order, refused, view, decision)
+            self._refuse(number, order, refused, now)
             return
         self._bytes -= size
         self._given[key] = view.now_s
@@ -324,22 +359,42 @@ class ClusterManager:
         event = ClusterEvent(name, action, None, 0, order.reason, order.place, pages)
         decision.events.append(event)
 
-    def _refuse(
-        self, number: int, order: Order, why: str, view: ClusterView, decision: Decision
-    ) -> None:
+    def _no_more(self, number: int, order: PageOrder, now: _Round) -> str:
+        """Return why no more is looked up for orders like this one in this round; nothing where it is."""
+        place = now.view.place(order.place)
+        if not isinstance(order, LetGo) and (
+            number in now.slowed or (place is not None and self._bytes < place.page_bytes)
+        ):
+            return _TOO_FAST
+        if now.in_vain >= MOST_IN_VAIN:
+            return f"{MOST_IN_VAIN} orders were looked up in vain in this round"
+        return ""
+
+    def _refuse(self, number: int, order: Order, why: str, now: _Round) -> None:
         name = self._names[number]
-        told = (name, _key(order), why)
-        reason = f"{why} ({order.reason})"
+        told = (name, type(order), why)
+        if told in self._told:
+            return
+        if told in now.refused:
+            event, reason, count = now.refused[told]
+            now.refused[told] = event, reason, count + 1
+            return
         if isinstance(order, SetCopies):
-            event = ClusterEvent(name, "refuse", order.group, order.copies, reason)
+            event = ClusterEvent(name, "refuse", order.group, order.copies, why)
         elif isinstance(order, WantWorkers):
             model, workers = order.model, order.workers
-            event = ClusterEvent(name, "refuse", None, 0, reason, model=model, workers=workers)
+            event = ClusterEvent(name, "refuse", None, 0, why, model=model, workers=workers)
         else:
-            event = ClusterEvent(name, "refuse", None, 0, reason, order.place)
-        if told not in self._told:
-            self._told[told] = view.now_s
-            decision.events.append(event)
+            event = ClusterEvent(name, "refuse", None, 0, why, order.place)
+        now.refused[told] = event, order.reason, 1
+
+    def _tell_refused(self, now: _Round) -> None:
+        """Tell each reason of a round's refusals once, with the first order that was refused for it."""
+        for why, (event, reason, count) in now.refused.items():
+            self._told[why] = now.view.now_s
+            more = f"; {count - 1} more likewise" if count > 1 else ""
+            whole = replace(event, reason=f"{event.reason}{more} ({reason})")
+            now.decision.events.append(whole)
 
     def _failed(self, number: int, reason: str, decision: Decision) -> None:
         name = self._names[number]
@@ -406,79 +461,3 @@ def _kept(text: str) -> str:
     cut = text if len(text) <= MOST_CHARS else f"{text[: MOST_CHARS - 1]}…"
     escaped = cut.encode("utf-8", "backslashreplace").decode()
     return escaped if len(escaped) <= MOST_CHARS else f"{escaped[: MOST_CHARS - 1]}…"
-
-
-def _bad_copies(order: SetCopies, view: ClusterView) -> str:
-    """Return why an order cannot be carried out; nothing where it can."""
-    if order.copies < view.least_copies:
-        return f"every page has {view.least_copies} copies at least"
-    if order.copies > max(view.nodes, view.least_copies):
-        return f"there are {view.nodes} nodes"
-    return ""
-
-
-def _bad_hint(order: WantWorkers, view: ClusterView) -> str:
-    if not 0 <= order.workers <= _MOST_WORKERS:
-        return f"a model has 0 to {_MOST_WORKERS:,} workers"
-    known = order.model in view.wanted or any(
-        one.kind is PlaceKind.WORKER and one.model == order.model for one in view.places
-    )
-    return "" if known else f"there is no worker of a model {order.model}"
-
-
-def _bad_move(order: MoveSession, view: ClusterView) -> str:
-    session = next((one for one in view.sessions if one.session == order.session), None)
-    place = view.place(order.place)
-    if session is None:
-        return f"there is no conversation {order.session}"
-    if place is None or place.kind is not PlaceKind.WORKER:
-        return f"there is no worker {order.place}"
-    if place.draining:
-        return f"{order.place} is leaving"
-    if place.model_root != session.model_root:
-        return f"{order.place} has another model"
-    if session.place == order.place:
-        return f"it is at {order.place} already"
-    return ""
-
-
-def _checked(order: PageOrder, view: ClusterView, holders: Holders) -> tuple[str, PageOrder, int]:
-    """Return why an order about pages is refused, or nothing; what is left of it; how many bytes move."""
-    place = view.place(order.place)
-    refused = ""
-    if place is None or (place.kind is not PlaceKind.WORKER and not isinstance(order, LetGo)):
-        refused = f"there is no worker {order.place}"
-    elif len(order.pages) > MOST_PAGES:
-        refused = f"it is about more than {MOST_PAGES} pages"
-    elif not isinstance(order, LetGo) and not view.nodes:
-        refused = "no pool node is up"
-    if refused or place is None:
-        return refused, order, 0
-    if isinstance(order, LetGo):
-        return _let_go(order, place.kind, holders)
-    pooled = holders.pooled(order.pages)
-    here = holders.held(order.pages).get(order.place, 0)
-    if isinstance(order, StorePages):
-        refused = "" if here > pooled else "the pool has what is there"
-        kept = replace(order, pages=order.pages[:here])
-        return refused, kept, max(0, here - pooled) * place.page_bytes
-    if place.draining:
-        refused = f"{order.place} is leaving"
-    elif not place.has_host:
-        refused = f"{order.place} keeps nothing in host memory"
-    elif pooled <= here:
-        refused = "the pool has no more than is there"
-    size = max(0, pooled - here) * place.page_bytes
-    return refused, replace(order, pages=order.pages[:pooled]), size
-
-
-def _let_go(order: LetGo, kind: PlaceKind, holders: Holders) -> tuple[str, PageOrder, int]:
-    if not 0 <= order.start < len(order.pages):
-        return "it is about no page", order, 0
-    elsewhere = len(order.pages)
-    if not order.also_last and kind is PlaceKind.POOL:
-        elsewhere = max(holders.held(order.pages).values(), default=0)
-    elif not order.also_last:
-        elsewhere = holders.pooled(order.pages)
-    refused = "" if elsewhere > order.start else "they are the last copies"
-    return refused, replace(order, pages=order.pages[:elsewhere]), 0

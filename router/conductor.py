@@ -24,6 +24,7 @@ from pie.policies.policy_set import PolicySet
 from pie.router.aside import AskedAside
 from pie.router.ordering import Ordering
 from pie.router.overview import Overview
+from pie.router.pauses import in_turns
 
 log = logging.getLogger("pie.router.conductor")
 
@@ -144,7 +145,9 @@ class Conductor:
             )
         if manager is not self._manager:
             return
-        decision = manager.dispose(asked, view, before, self._overview)
+        decision = await in_turns(manager.disposing(asked, view, before, self._overview))
+        if manager is not self._manager:
+            return
         self._carry_out(decision, now_s)
         await self._hint(decision.wanted, now_s)
         after = decision.table

@@ -42,19 +42,21 @@ class Holder:
 
 
 class Demand:
-    """Uses of groups, each with the time of its latest one."""
+    """Uses of groups, the latest used one last."""
 
     def __init__(self) -> None:
-        self._uses: dict[PageKey, tuple[float, float]] = {}
+        self._heat: dict[PageKey, float] = {}
+        """The logarithm of uses as they would have counted at the time 0: who is before whom stays so as time goes by."""
         self._holders: OrderedDict[PageKey, Holder] = OrderedDict()
 
     def used(self, keys: Sequence[PageKey], now_s: float) -> None:
         """Learn of a prompt with these pages."""
         for group in islice(keys[::_GROUP_PAGES], _MOST_OF_A_PROMPT):
-            uses, at_s = self._uses.pop(group, (0.0, now_s))
-            self._uses[group] = (_faded(uses, now_s - at_s) + 1.0, now_s)
-        while len(self._uses) > _MOST_GROUPS:
-            del self._uses[next(iter(self._uses))]
+            uses = self._uses(group, now_s) + 1.0
+            self._heat.pop(group, None)
+            self._heat[group] = math.log(uses) + _RATE * now_s
+        while len(self._heat) > _MOST_GROUPS:
+            del self._heat[next(iter(self._heat))]
 
     def held_by(
         self,
@@ -83,18 +85,13 @@ class Demand:
 
     def uses_per_s(self, group: PageKey, now_s: float) -> float:
         """Return how often a group is used."""
-        uses, at_s = self._uses.get(group, (0.0, now_s))
-        return _faded(uses, now_s - at_s) * _RATE
+        return self._uses(group, now_s) * _RATE
 
     def hottest(self, most: int) -> list[PageKey]:
-        """Return the groups that are used most: who is before whom is the same at any moment."""
-        return heapq.nlargest(most, self._uses, key=self._heat)
+        """Return the groups that are used most."""
+        return heapq.nlargest(most, self._heat, key=self._heat.__getitem__)
 
-    def _heat(self, group: PageKey) -> float:
-        """Return the logarithm of uses as they would have counted at the time 0."""
-        uses, at_s = self._uses[group]
-        return math.log(uses) + _RATE * at_s
-
-
-def _faded(uses: float, age_s: float) -> float:
-    return uses * math.exp(-_RATE * age_s)
+    def _uses(self, group: PageKey, now_s: float) -> float:
+        """Return uses, faded."""
+        heat = self._heat.get(group)
+        return 0.0 if heat is None else math.exp(heat - _RATE * now_s)

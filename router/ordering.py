@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping
 
 from pie.index.contract import PlaceRecord
 from pie.page.events import Part, PlaceId, PlaceKind
-from pie.policies.cluster_manager import ClusterEvent, Given, PageOrder
+from pie.policies.cluster_manager import ClusterEvent, Given
 from pie.policies.cluster_policy import FetchPages, LetGo, MoveSession, StorePages
+from pie.policies.order_checks import PageOrder
 from pie.router.link import WorkerLink
 from pie.router.nodes import NodeSet
 from pie.wire import WireError, new_request_id

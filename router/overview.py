@@ -16,6 +16,7 @@ from pie.index.contract import IndexReader, PlaceRecord
 from pie.page.events import Part, PlaceId, PlaceKind, Tier
 from pie.page.key import PageKey
 from pie.policies.cluster_policy import ClusterView, GroupView, PlaceView, SessionView, Wanted
+from pie.policies.order_checks import HeldPages
 from pie.policies.routing import divisible
 from pie.router.books import WorkerBooks
 from pie.router.choice import Runs
@@ -124,19 +125,18 @@ class Overview:
         places = [self._place(record, books.get(record.place), rates) for record in records]
         return ClusterView(len(nodes), least, groups, now_s, places, sessions, wanted)
 
-    def held(self, pages: Sequence[PageKey]) -> dict[PlaceId, int]:
-        """Return by worker how many leading pages it has, in any tier."""
+    def held(self, pages: Sequence[PageKey]) -> HeldPages:
+        """Do as `pie.policies.order_checks.Holders` says."""
         runs = Runs(self._index, pages)
+        return HeldPages(self._at_workers(runs), runs.pooled())
+
+    def _at_workers(self, runs: Runs) -> dict[PlaceId, int]:
         found = {
             place: runs.held_by(record)
             for place, record in self._index.places().items()
             if record.kind is PlaceKind.WORKER and record.parts
         }
         return {place: count for place, count in found.items() if count}
-
-    def pooled(self, pages: Sequence[PageKey]) -> int:
-        """Return how many leading pages pool nodes have."""
-        return Runs(self._index, pages).pooled()
 
     def _group(self, group: PageKey, uses_per_s: float, copies: int) -> GroupView:
         holder = self._demand.holder(group)
@@ -156,7 +156,7 @@ class Overview:
     def _with_workers(self, groups: Sequence[GroupView]) -> Generator[None, None, list[GroupView]]:
         found = []
         for one in groups:
-            held = self.held(one.chain) if one.chain else {}
+            held = self._at_workers(Runs(self._index, one.chain)) if one.chain else {}
             workers = [place for place, pages in held.items() if pages >= len(one.chain)]
             found.append(replace(one, workers=workers))
             yield

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from pie.page.events import Part, PlaceId, Tier
 from pie.page.key import PageKey
+from pie.policies.order_checks import HeldPages
 from pie.policies.retention import PageView
 
 
@@ -27,8 +28,10 @@ class Held:
         self._held = {PlaceId(place): count for place, count in (held or {}).items()}
         self._pooled = pooled
 
-    def held(self, pages: Sequence[PageKey]) -> dict[PlaceId, int]:
-        return {place: min(count, len(pages)) for place, count in self._held.items()}
+        self.looks = 0
+        """How often it was asked."""
 
-    def pooled(self, pages: Sequence[PageKey]) -> int:
-        return min(self._pooled, len(pages))
+    def held(self, pages: Sequence[PageKey]) -> HeldPages:
+        self.looks += 1
+        workers = {place: min(count, len(pages)) for place, count in self._held.items()}
+        return HeldPages(workers, min(self._pooled, len(pages)))

@@ -120,7 +120,7 @@ def test_a_round_changes_so_many_groups_and_each_once() -> None:
     refused = [reason for action, reason in events if action == "refuse"]
     assert refused == [
         "the group was changed in this round already (hot)",
-        *["32 groups were changed in this round (hot)"] * 2,
+        "32 groups were changed in this round; 1 more likewise (hot)",
     ]
 
 
@@ -130,7 +130,7 @@ def test_so_many_groups_have_more_copies_and_no_more() -> None:
         SetCopies(key(9_999), 3, "hot"), SetCopies(key(1), 4, "hotter"), table=table
     )
     assert len(after) == MOST_RAISED
-    assert [action for action, _ in events] == ["refuse", "raise"]
+    assert [action for action, _ in events] == ["raise", "refuse"]
 
 
 def test_a_policy_that_fails_changes_nothing_and_is_told() -> None:

@@ -12,7 +12,6 @@ from pie.policies.cluster_manager import (
     AGAIN_S,
     BYTES_PER_S,
     MOST_ORDERS,
-    MOST_PAGES,
     ClusterManager,
     Decision,
 )
@@ -31,6 +30,7 @@ from pie.policies.errors import PolicyFileError
 from pie.policies.expire import Expire
 from pie.policies.follow_session import FollowSession
 from pie.policies.loader import load_policies
+from pie.policies.order_checks import MOST_PAGES
 from pie.policies.policy_set import PolicySet, WorkerMoves, always
 from pie.policies.rebalance import Rebalance
 from pie.policies.spill_to_pool import SpillToPool
@@ -284,13 +284,14 @@ def test_whatever_is_ordered_no_last_copy_goes_and_the_rate_is_kept(
         for given_order in decision.given:
             order = given_order.order
             if isinstance(order, LetGo):
-                where = holders.pooled(order.pages)
+                where = holders.held(order.pages).pooled
                 if order.place == POOL:
-                    where = max(holders.held(order.pages).values())
+                    where = max(holders.held(order.pages).workers.values())
                 assert 0 <= order.start < len(order.pages) <= where
             elif isinstance(order, StorePages | FetchPages):
-                here = holders.held(order.pages).get(order.place, 0)
-                moved += abs(here - holders.pooled(order.pages)) * page_bytes
+                found = holders.held(order.pages)
+                here = found.workers.get(order.place, 0)
+                moved += abs(here - found.pooled) * page_bytes
         assert all(event.reason for event in decision.events)
     # Twice a second's worth may have gathered, and one order larger than that goes all the same.
     assert moved <= BYTES_PER_S * (len(rounds) + 2) + 12 * page_bytes

@@ -1,0 +1,129 @@
+"""Why an order of a cluster policy cannot be carried out, and what is left of it where it can.
+
+Covers each order by itself, against what the cluster looks like; pure. Does not cover how much may be ordered at
+a time (`pie.policies.cluster_manager`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from pie.page.events import PlaceId, PlaceKind
+from pie.page.key import PageKey
+from pie.policies.cluster_policy import (
+    ClusterView,
+    FetchPages,
+    LetGo,
+    MoveSession,
+    SetCopies,
+    StorePages,
+    WantWorkers,
+)
+
+MOST_PAGES = 2_048
+"""Of one order."""
+MOST_WORKERS = 10_000
+
+PageOrder = StorePages | FetchPages | LetGo
+
+
+@dataclass(frozen=True, slots=True)
+class HeldPages:
+    """Who has pages."""
+
+    workers: Mapping[PlaceId, int]
+    """By worker how many leading pages it has, in any tier; those that have none may be left out."""
+    pooled: int
+    """How many leading pages pool nodes have together."""
+
+
+class Holders(Protocol):
+    """Knows who has pages now."""
+
+    def held(self, pages: Sequence[PageKey]) -> HeldPages:
+        """Return who has leading pages: some milliseconds where there are many."""
+        ...
+
+
+def bad_copies(order: SetCopies, view: ClusterView) -> str:
+    """Return why a number of copies cannot be; nothing where it can."""
+    if order.copies < view.least_copies:
+        return f"every page has {view.least_copies} copies at least"
+    if order.copies > max(view.nodes, view.least_copies):
+        return f"there are {view.nodes} nodes"
+    return ""
+
+
+def bad_hint(order: WantWorkers, view: ClusterView) -> str:
+    """Return why a model cannot have so many workers; nothing where it can."""
+    if not 0 <= order.workers <= MOST_WORKERS:
+        return f"a model has 0 to {MOST_WORKERS:,} workers"
+    known = order.model in view.wanted or any(
+        one.kind is PlaceKind.WORKER and one.model == order.model for one in view.places
+    )
+    return "" if known else f"there is no worker of a model {order.model}"
+
+
+def bad_move(order: MoveSession, view: ClusterView) -> str:
+    """Return why a conversation cannot move; nothing where it can."""
+    session = next((one for one in view.sessions if one.session == order.session), None)
+    place = view.place(order.place)
+    if session is None:
+        return f"there is no conversation {order.session}"
+    if place is None or place.kind is not PlaceKind.WORKER:
+        return f"there is no worker {order.place}"
+    if place.draining:
+        return f"{order.place} is leaving"
+    if place.model_root != session.model_root:
+        return f"{order.place} has another model"
+    if session.place == order.place:
+        return f"it is at {order.place} already"
+    return ""
+
+
+def bad_pages(order: PageOrder, view: ClusterView) -> str:
+    """Return why an order about pages is refused whoever has them; nothing where it is not."""
+    place = view.place(order.place)
+    refused = ""
+    if place is None or (place.kind is not PlaceKind.WORKER and not isinstance(order, LetGo)):
+        refused = f"there is no worker {order.place}"
+    elif len(order.pages) > MOST_PAGES:
+        refused = f"it is about more than {MOST_PAGES} pages"
+    elif isinstance(order, LetGo):
+        refused = "" if 0 <= order.start < len(order.pages) else "it is about no page"
+    elif not view.nodes:
+        refused = "no pool node is up"
+    elif isinstance(order, FetchPages) and place.draining:
+        refused = f"{order.place} is leaving"
+    elif isinstance(order, FetchPages) and not place.has_host:
+        refused = f"{order.place} keeps nothing in host memory"
+    return refused
+
+
+def looked_up(order: PageOrder, view: ClusterView, holders: Holders) -> tuple[str, PageOrder, int]:
+    """Look up who has an order's pages, of which `bad_pages` says nothing.
+
+    Returns:
+        Why it is refused, or nothing; what is left of it; how many bytes move.
+    """
+    place = view.place(order.place)
+    assert place is not None, "bad_pages was asked"
+    if isinstance(order, LetGo) and order.also_last:
+        return "", order, 0
+    found = holders.held(order.pages)
+    here = found.workers.get(order.place, 0)
+    if isinstance(order, LetGo):
+        elsewhere = found.pooled
+        if place.kind is PlaceKind.POOL:
+            elsewhere = max(found.workers.values(), default=0)
+        refused = "" if elsewhere > order.start else "they are the last copies"
+        return refused, replace(order, pages=order.pages[:elsewhere]), 0
+    if isinstance(order, StorePages):
+        refused = "" if here > found.pooled else "the pool has what is there"
+        size = max(0, here - found.pooled) * place.page_bytes
+        return refused, replace(order, pages=order.pages[:here]), size
+    refused = "" if found.pooled > here else "the pool has no more than is there"
+    size = max(0, found.pooled - here) * place.page_bytes
+    return refused, replace(order, pages=order.pages[: found.pooled]), size

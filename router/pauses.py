@@ -1,0 +1,32 @@
+"""Long work on an event loop, with turns for others in between.
+
+Covers letting them have their turn. Does not cover the work, which yields wherever it may be interrupted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Generator
+from typing import TypeVar
+
+_AT_ONCE_S = 0.002
+"""How long the event loop is kept at a time, and as much longer as the work takes from one yield to the next."""
+
+T = TypeVar("T")
+
+
+async def in_turns(
+    work: Generator[None, None, T], *, clock: Callable[[], float] = time.monotonic
+) -> T:
+    """Run work to its end, and return what it returns."""
+    since_s = clock()
+    while True:
+        try:
+            next(work)
+        except StopIteration as done:
+            found: T = done.value
+            return found
+        if clock() - since_s > _AT_ONCE_S:
+            await asyncio.sleep(0)
+            since_s = clock()
