@@ -1,6 +1,7 @@
 """Cluster policies at work: one router of all asks them, once a second, and orders what they want.
 
-Covers the lease that says which router that is, the rounds, and writing orders and events to Redis. Does not
+Covers the lease that says which router that is, the rounds, what routers tell each other in them, and writing
+orders and events to Redis. Does not
 cover what policies are shown (`pie.router.overview`), what is decided (`pie.policies`), orders on their way
 (`pie.router.ordering`) or how places carry them out (`pie.pool.migration`, `pie.worker.orders`).
 """
@@ -16,6 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pie.index.errors import PageIndexError
 from pie.index.lease import Lease
 from pie.index.orders import CopiesTable, LoggedEvent, Orders, WantedWorkers
+from pie.index.router_views import Move
+from pie.index.router_views_redis import RedisRouterViews
 from pie.index.settings import IndexSettings
 from pie.index.trouble import Trouble
 from pie.policies.cluster_manager import ClusterEvent, ClusterManager, Decision
@@ -65,6 +68,8 @@ class Conductor:
     ) -> None:
         self._orders = Orders(url, settings)
         self._lease = Lease(url, "policies", name, ttl_s=_LEASE_S, settings=settings)
+        self._views = RedisRouterViews(url, name, settings)
+        self._has_told = False
         self._overview = overview
         self._on_event = on_event
         self._ordering = ordering
@@ -106,6 +111,10 @@ class Conductor:
             self._lease.give_back()
         except PageIndexError as error:
             log.info("the lease of cluster policies ends by itself: %s", error)
+        try:
+            self._views.close()
+        except PageIndexError as error:
+            log.info("what this router has told others is forgotten by itself: %s", error)
         self._orders.close()
 
     async def _run(self) -> None:
@@ -126,7 +135,9 @@ class Conductor:
         told = await asyncio.to_thread(self._orders.wanted)
         self._show({model: _wanted(one) for model, one in told.items()})
         if not self.leads:
+            await self._tell()
             return
+        await self._hear()
         table = await asyncio.to_thread(self._orders.table)
         before, now_s = table.by_key(), time.monotonic()
         manager, aside = self._manager, self._aside
@@ -148,7 +159,7 @@ class Conductor:
         decision = await in_turns(manager.disposing(asked, view, before, self._overview))
         if manager is not self._manager:
             return
-        self._carry_out(decision, now_s)
+        await self._carry_out(decision, now_s)
         await self._hint(decision.wanted, now_s)
         after = decision.table
         if not table.readable:
@@ -177,13 +188,33 @@ class Conductor:
     def _show(self, wanted: Mapping[str, Wanted]) -> None:
         self._wanted, self._wanted_s = wanted, time.monotonic()
 
-    def _carry_out(self, decision: Decision, now_s: float) -> None:
+    async def _tell(self) -> None:
+        """Tell the router that leads what this one sees, and hear which conversations it has moved."""
+        now_s = time.monotonic()
+        self._has_told = True
+        for move in await asyncio.to_thread(self._views.tell, self._overview.seen(now_s)):
+            self._overview.conversations.move(move.tag, move.place, now_s)
+
+    async def _hear(self) -> None:
+        """Hear what the other routers see; nobody looks at it meanwhile."""
+        if self._has_told:
+            await asyncio.to_thread(self._views.withdraw)
+            self._has_told = False
+        await asyncio.to_thread(self._learn)
+
+    def _learn(self) -> None:
+        self._overview.elsewhere.learn(self._views.others(), time.monotonic())
+
+    async def _carry_out(self, decision: Decision, now_s: float) -> None:
+        moves = []
         for given in decision.given:
             order = given.order
             if isinstance(order, MoveSession):
                 self._overview.conversations.move(order.session, order.place, now_s)
+                moves.append(Move(order.session, order.place))
             else:
                 self._ordering.send(given)
+        await asyncio.to_thread(self._views.move, moves)
 
     async def _log(self, events: Sequence[ClusterEvent]) -> None:
         for event in events:

@@ -7,12 +7,14 @@ policies (`pie.router.conductor`, and in simulation `pie.simulator.conductor`).
 from __future__ import annotations
 
 import asyncio
+import heapq
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from pie.index.contract import IndexReader, PlaceRecord
+from pie.index.router_views import RouterView
 from pie.page.events import Part, PlaceId, PlaceKind, Tier
 from pie.page.key import PageKey
 from pie.policies.cluster_policy import ClusterView, GroupView, PlaceView, SessionView, Wanted
@@ -22,6 +24,7 @@ from pie.router.books import WorkerBooks
 from pie.router.choice import Runs
 from pie.router.conversations import Conversation, Conversations
 from pie.router.demand import Demand
+from pie.router.elsewhere import Elsewhere, seen
 from pie.router.rates import FleetRates
 
 _SHOWN_GROUPS = 256
@@ -49,6 +52,7 @@ class Overview:
         books: What is known of each worker's load.
         demand: What is asked for.
         conversations: Where conversations are.
+        elsewhere: What other routers see of both; nothing where None.
     """
 
     def __init__(
@@ -57,11 +61,17 @@ class Overview:
         books: Callable[[], Mapping[PlaceId, WorkerBooks]],
         demand: Demand,
         conversations: Conversations,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         self._index = index
         self._books = books
         self._demand = demand
         self.conversations = conversations
+        self.elsewhere = elsewhere or Elsewhere()
+
+    def seen(self, now_s: float) -> RouterView:
+        """Return what this router sees, for others."""
+        return seen(self._demand, self.conversations, now_s)
 
     def records(self) -> Mapping[PlaceId, PlaceRecord]:
         """Return the places that are up."""
@@ -84,8 +94,8 @@ class Overview:
         while True:
             try:
                 next(looking)
-            except StopIteration as seen:
-                view: ClusterView = seen.value
+            except StopIteration as looked:
+                view: ClusterView = looked.value
                 return view
             await asyncio.sleep(0)
 
@@ -100,8 +110,8 @@ class Overview:
         while True:
             try:
                 next(looking)
-            except StopIteration as seen:
-                view: ClusterView = seen.value
+            except StopIteration as looked:
+                view: ClusterView = looked.value
                 return view
 
     def _look(
@@ -111,11 +121,16 @@ class Overview:
         records = list(self._index.places().values())
         nodes = [one for one in records if one.kind is PlaceKind.POOL and not one.draining]
         least = max((one.copies for one in nodes), default=1)
-        demand = self._demand
-        shown = dict.fromkeys([*table, *demand.hottest(_SHOWN_GROUPS)])
+        demand, elsewhere = self._demand, self.elsewhere
+        asked_for = dict.fromkeys([*table, *demand.hottest(_SHOWN_GROUPS), *elsewhere.groups])
+        uses = {
+            group: demand.uses_per_s(group, now_s) + elsewhere.uses_per_s(group)
+            for group in asked_for
+        }
+        hottest = heapq.nlargest(_SHOWN_GROUPS, uses, key=uses.__getitem__)
         groups = [
-            self._group(group, demand.uses_per_s(group, now_s), table.get(group, least))
-            for group in shown
+            self._group(group, uses[group], table.get(group, least))
+            for group in dict.fromkeys([*table, *hottest])
         ]
         groups.sort(key=lambda one: -one.uses_per_s)
         groups[:_HOLDERS_SHOWN] = yield from self._with_workers(groups[:_HOLDERS_SHOWN])
@@ -139,7 +154,7 @@ class Overview:
         return {place: count for place, count in found.items() if count}
 
     def _group(self, group: PageKey, uses_per_s: float, copies: int) -> GroupView:
-        holder = self._demand.holder(group)
+        holder = self._demand.holder(group) or self.elsewhere.holder(group)
         if holder is None:
             return GroupView(group, uses_per_s, copies)
         return GroupView(
@@ -188,8 +203,15 @@ class Overview:
 
     def _sessions(self, now_s: float) -> Generator[None, None, list[SessionView]]:
         found = []
+        own = self.conversations.latest(_SHOWN_SESSIONS)
+        shown = self.elsewhere.with_own(own, _SHOWN_SESSIONS)
         since_s = time.monotonic()
-        for one in list(self.conversations.latest(_SHOWN_SESSIONS)):
+        for one in shown:
+            self.elsewhere.note(one, now_s)
+            if time.monotonic() - since_s > _AT_ONCE_S:
+                yield
+                since_s = time.monotonic()
+        for one in shown:
             found.append(self._session(one, now_s))
             if time.monotonic() - since_s > _AT_ONCE_S:
                 yield
@@ -212,7 +234,7 @@ class Overview:
             one.keys,
             {place: count for place, count in held.items() if count},
             runs.pooled(),
-            self.conversations.shared_pages(one),
+            max(self.conversations.shared_pages(one), self.elsewhere.shared_pages(one)),
             one.root or b"",
             one.tenant_tag,
         )

@@ -75,6 +75,7 @@ def test_policies_are_shown_in_the_units_that_the_file_takes() -> None:
         "  migration   rebalance, idle: 30s, rate: 128MiB",
         "  migration   expire, after: 2d, pool: false",
         "  migration   follow-session, within: 500ms",
+        "  scale       fixed",
         "  rule 0      pin, max: 2GiB; used 2 times or more, there for 90m",
         "  rule 1      keep-session, keep: 1h, max: 1000; any page",
     ]

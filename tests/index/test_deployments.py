@@ -21,8 +21,11 @@ from pie.index.feed import MirrorFeed
 from pie.index.lease import Lease
 from pie.index.lookup import DirectLookup
 from pie.index.mirror import Mirror
-from pie.index.orders import CopiesTable, Orders
+from pie.index.orders import CopiesTable, Orders, WantedWorkers
 from pie.index.policy_store import PolicyStore
+from pie.index.router_views import Move, RouterView
+from pie.index.router_views_conformance import seen
+from pie.index.router_views_redis import RedisRouterViews
 from pie.index.server import EmbeddedServer
 from pie.index.settings import IndexSettings
 from pie.page.events import PlaceId
@@ -118,7 +121,17 @@ def use_all(settings: IndexSettings) -> None:
     orders.set_table(CopiesTable(1, {"00" * 32: 2}))
     assert orders.table().copies == {"00" * 32: 2}
     assert orders.events(10) == []
+    orders.set_wanted({"m": WantedWorkers(2, "busy", "by-load")})
+    assert orders.wanted()["m"].workers == 2
     orders.close()
+    views = [RedisRouterViews(settings.url, name, settings) for name in ("leads", "other")]
+    for sessions in ((seen("s"), seen("t")), (seen("s"),)):
+        assert views[1].tell(RouterView((), sessions)) == []
+        assert list(views[0].others().values()) == [RouterView((), sessions)]
+    views[0].move([Move("s", PlaceId("w0"))])
+    assert views[1].tell(RouterView()) == [Move("s", PlaceId("w0"))]
+    for view in views:
+        view.close()
     lookup = DirectLookup(settings.url, settings=settings)
     assert lookup.mode is IndexMode.OK
     keys = [key(number) for number in range(20)]

@@ -67,14 +67,21 @@ class Cluster:
         return mock
 
     async def router(
-        self, workers: int, routing: RoutingPolicy | None = None, **settings: Any
+        self,
+        workers: int,
+        routing: RoutingPolicy | None = None,
+        *,
+        policies: PolicySet | None = None,
+        **settings: Any,
     ) -> RouterService:
         """Start a router and wait until it knows so many workers."""
+        if routing is not None:
+            policies = _routed_by(routing)
         service = RouterService(
             RouterSettings(**({"port": 0} | settings)),
             index_url=self.index.url,
             index=self.index,
-            policies=PolicySet() if routing is None else _routed_by(routing),
+            policies=policies or PolicySet(),
         )
         self.routers.append(service)
         await service.start()

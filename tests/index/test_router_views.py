@@ -1,0 +1,162 @@
+"""What routers tell each other: both implementations pass the suite, and Redis is held up by neither."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import pytest
+import redis
+
+from pie.index.errors import IndexUnavailableError
+from pie.index.router_views import (
+    MOST_SESSION_PAGES,
+    MOST_SESSIONS,
+    MemoryRouterViews,
+    Move,
+    RouterView,
+    RouterViews,
+)
+from pie.index.router_views_conformance import RouterViewsConformance, seen
+from pie.index.router_views_redis import RedisRouterViews
+from pie.index.server import EmbeddedServer
+from pie.index.settings import IndexSettings
+from pie.page.events import PlaceId
+from tests.support.redis_server import (
+    index_settings,
+    own_redis_server,
+    redis_server,
+    redis_url,
+)
+
+__all__ = ["index_settings", "own_redis_server", "redis_server", "redis_url"]
+
+
+class TestMemory(RouterViewsConformance):
+    now_s = 0.0
+
+    @contextmanager
+    def routers(self, count: int) -> Iterator[Sequence[RouterViews]]:
+        first = MemoryRouterViews("0", clock=lambda: self.now_s)
+        yield [first, *(first.beside(str(number)) for number in range(1, count))]
+
+    def pass_ttl(self) -> None:
+        self.now_s += 5.0
+
+
+@pytest.mark.live
+class TestRedis(RouterViewsConformance):
+    @pytest.fixture(autouse=True)
+    def _settings(self, index_settings: IndexSettings) -> None:
+        self.settings = index_settings
+        self.names = itertools.count()
+
+    @contextmanager
+    def routers(self, count: int) -> Iterator[Sequence[RouterViews]]:
+        made = [
+            RedisRouterViews(self.settings.url, f"router {next(self.names)}", self.settings)
+            for _ in range(count)
+        ]
+        yield made
+        for one in made:
+            one.close()
+
+    def pass_ttl(self) -> None:
+        # As it would expire, but at once.
+        client = redis.Redis.from_url(self.settings.url)
+        for key in client.scan_iter(f"{self.settings.key_prefix}:{{routers}}:view:*"):
+            client.pexpire(key, 1)
+            while client.exists(key):
+                time.sleep(0.001)
+        client.close()
+
+
+@contextmanager
+def pair(index: IndexSettings) -> Iterator[tuple[RedisRouterViews, RedisRouterViews]]:
+    made = [RedisRouterViews(index.url, name, index) for name in ("one", "two")]
+    yield made[0], made[1]
+    for one in made:
+        one.close()
+
+
+@pytest.mark.live
+def test_what_lies_in_redis_expires_and_nothing_is_left(index_settings: IndexSettings) -> None:
+    client = redis.Redis.from_url(index_settings.url)
+    found = f"{index_settings.key_prefix}:{{routers}}:*"
+    with pair(index_settings) as (one, two):
+        one.tell(RouterView((), (seen(),)))
+        two.move([Move("s", PlaceId("w0"))])
+        ttls = {key.decode().split(":")[2]: client.pttl(key) for key in client.scan_iter(found)}
+        assert 0 < ttls["view"] <= 5_000
+        assert 0 < ttls["moves"] <= 600_000
+        client.delete(f"{index_settings.key_prefix}:{{routers}}:view:one")
+        assert not two.others()
+        assert client.smembers(f"{index_settings.key_prefix}:{{routers}}:seeing") == set()
+    assert [key.decode().split(":")[2] for key in client.scan_iter(found)] == ["moves"]
+    client.close()
+
+
+@pytest.mark.live
+def test_pages_cross_once(
+    index_settings: IndexSettings,
+) -> None:
+    client = redis.Redis.from_url(index_settings.url)
+    sessions = tuple(seen(f"s{at}", MOST_SESSION_PAGES, of=at) for at in range(MOST_SESSIONS))
+    with pair(index_settings) as (one, two):
+        for _ in range(12):
+            one.tell(RouterView((), sessions))
+            two.others()
+        told = two.others()
+        assert [len(view.sessions) for view in told.values()] == [MOST_SESSIONS]
+        at = int(client.info("stats")["total_net_input_bytes"])
+        one.tell(RouterView((), sessions))
+        assert int(client.info("stats")["total_net_input_bytes"]) - at < 64 << 10
+        at = int(client.info("stats")["total_net_output_bytes"])
+        assert two.others() == told
+        assert int(client.info("stats")["total_net_output_bytes"]) - at < 64 << 10
+    client.close()
+
+
+@pytest.mark.live
+def test_what_others_wrote_there_is_written_over(index_settings: IndexSettings) -> None:
+    client = redis.Redis.from_url(index_settings.url)
+    base = f"{index_settings.key_prefix}:{{routers}}"
+    for strange in ("view:one", "seeing", "moves"):
+        with pair(index_settings) as (one, two):
+            two.tell(RouterView())
+            client.delete(f"{base}:{strange}")
+            client.set(f"{base}:{strange}", "of somebody else")
+            two.move([Move("s", PlaceId("w0"))])
+            for _ in range(3):
+                one.tell(RouterView((), (seen(),)))
+            assert list(two.others().values()) == [RouterView((), (seen(),))], strange
+    with pair(index_settings) as (one, two):
+        one.tell(RouterView((), (seen(),)))
+        for wrong in (b"", b"\xff", b"\x92\x01\x02", b"\x91" * 5_000):
+            client.hset(f"{base}:view:one", "head", wrong)
+            assert not two.others()
+            one.tell(RouterView((), (seen(),)))
+            assert two.others()
+        client.hset(f"{base}:view:one", "s" + seen().tag, b"short")
+        two.others()
+    client.close()
+
+
+@pytest.mark.live
+def test_a_redis_that_lost_all_is_told_anew(own_redis_server: EmbeddedServer) -> None:
+    index = IndexSettings(url=own_redis_server.url, request_timeout_s=1.0)
+    client = redis.Redis.from_url(index.url)
+    with pair(index) as (one, two):
+        one.tell(RouterView((), (seen(), seen("t"))))
+        client.flushall()
+        one.tell(RouterView((), (seen(), seen("t"))))
+        assert list(two.others().values()) == [RouterView((), (seen(), seen("t")))]
+        client.close()
+        own_redis_server.kill()
+        with pytest.raises(IndexUnavailableError):
+            one.tell(RouterView())
+        with pytest.raises(IndexUnavailableError):
+            two.others()
+        own_redis_server.start()
