@@ -16,7 +16,7 @@ from pie.pool.ram import RamTier
 from pie.pool.settings import PoolSettings
 from pie.pool.tier import PageId, StoredPage
 
-PAGE_S = 0.02
+PAGE_S = 0.05
 
 
 class SlowRamTier(RamTier):

@@ -6,7 +6,6 @@ import asyncio
 import gzip
 import json
 import logging
-import time
 from urllib.parse import quote, urlsplit
 
 import httpx
@@ -19,7 +18,6 @@ from tests.router.sockets import JSON, Clients
 pytestmark = pytest.mark.live
 CHAT = "/v1/chat/completions"
 GOOD = {"model": "mock", "messages": [{"role": "user", "content": "hello"}]}
-AT_ONCE_S = 0.5
 """Each takes a few milliseconds; the rest is for a busy machine."""
 
 
@@ -59,9 +57,7 @@ async def test_bad_bodies(
     router: RouterService, http: httpx.AsyncClient, content: bytes, status: int, param: str | None
 ) -> None:
     headers = {"content-type": "application/json"}
-    began_s = time.monotonic()
     response = await http.post(router.url + CHAT, content=content, headers=headers)
-    assert time.monotonic() - began_s < AT_ONCE_S
     assert response.status_code == status
     assert told(response)["param"] == param
     assert (await http.post(router.url + CHAT, json=GOOD)).status_code == 200

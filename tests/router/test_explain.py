@@ -16,6 +16,7 @@ from pie.router.explain import ExplainStore
 from pie.router.service import RouterService
 from pie.wire.messages import MissReason
 from tests.router.conftest import Cluster, until
+from tests.router.test_tries import InOrder
 
 pytestmark = pytest.mark.live
 SECRET_WORDS = "the passphrase is xylophone marzipan"
@@ -73,17 +74,9 @@ async def test_a_request_that_lost_its_worker_tells_of_both(
     cluster: Cluster, http: httpx.AsyncClient
 ) -> None:
     cluster.mock("w0", token_delay_s=0.01, die_after_tokens=5)
-    router = await cluster.router(1)
     cluster.mock("w1")
-    await cluster.workers(router, 2)
-    client = cluster.openai(router)
-    record = await explained(
-        http,
-        router,
-        await answered(client, **asked(), extra_headers={"x-pie-nothing": "1"}),
-    )
-    while record.sequences[0].attempts[0].place != "w0":
-        record = await explained(http, router, await answered(client, **asked("x" * 40)))
+    router = await cluster.router(2, routing=InOrder("w0", "w1"))
+    record = await explained(http, router, await answered(cluster.openai(router), **asked()))
     first, second = record.sequences[0].attempts
     assert (first.ending, second.ending) == ("gone", "done")
     assert second.place == "w1"

@@ -72,7 +72,7 @@ def test_one_client_finds_exactly_what_the_simulator_says() -> None:
 def test_several_clients_and_workers_find_about_what_the_simulator_says() -> None:
     trace, of = conversations(30, 5), spec(2, 260)
     simulated = simulated_rates(of, POLICIES, trace, clients=4)
-    live = live_rates(of, POLICIES, trace, clients=4, speed=40.0)
+    live = live_rates(of, POLICIES, trace, clients=4, speed=20.0)
     # Few requests, whose order is the machine's: by turns they would find a fifth less.
     in_turn = simulated_rates(of, POLICIES.replace("cost", "round-robin"), trace, clients=4)
     assert in_turn.hit_rate < simulated.hit_rate - 0.2
@@ -88,7 +88,8 @@ def test_a_mock_worker_stops_for_a_client_that_has_gone() -> None:
 
             async def running() -> float:
                 (worker,) = (await http.get("/status")).json()["workers"]
-                return float(worker["gauges"]["running"])
+                # Empty where it was too busy to say.
+                return float(worker["gauges"].get("running", -1))
 
             body = {"model": "mock", "prompt": [1, 2, 3], "max_tokens": 5_000, "ignore_eos": True}
             asked = asyncio.create_task(http.post("/v1/completions", json=body))
