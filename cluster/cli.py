@@ -196,12 +196,16 @@ def drain(
     timeout_s: Annotated[
         float, typer.Option("--timeout", min=0.1, max=3600, help="Seconds that it may take.")
     ] = 30.0,
+    undo: Annotated[bool, typer.Option("--undo", help="Let it take requests again.")] = False,
 ) -> None:
-    """Let a worker take no more requests and hand its pages on, before it is stopped."""
-    from pie.cluster.worker_drain import drain_worker  # noqa: PLC0415
+    """Let a worker take no more requests and hand its pages on, before it is stopped; or undo that."""
+    from pie.cluster.worker_drain import drain_worker, take_again  # noqa: PLC0415
 
     with sentences():
-        left = drain_worker(_desk(config, at), name, timeout_s, _say)
+        if undo:
+            left = take_again(_desk(config, at), name, _say)
+        else:
+            left = drain_worker(_desk(config, at), name, timeout_s, _say)
     raise typer.Exit(1 if left else 0)
 
 

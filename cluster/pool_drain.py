@@ -19,7 +19,7 @@ from pie.page.events import PlaceId, PlaceKind
 from pie.wire.client import WireClient
 from pie.wire.errors import WireError, WireTimeout
 from pie.wire.ids import new_request_id
-from pie.wire.messages import Drained, DrainNode
+from pie.wire.place_orders import Drained, DrainNode
 
 _ANSWER_S = 30.0
 """How much longer than the node may take its answer is waited for."""

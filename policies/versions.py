@@ -6,6 +6,9 @@ Covers reading a version that was applied. Does not cover where versions come fr
 
 from __future__ import annotations
 
+import asyncio
+
+from pie.policies.errors import PolicyFileError, PolicyLateError
 from pie.policies.loader import load_policies
 from pie.policies.policy_set import PolicySet
 
@@ -32,3 +35,16 @@ class PolicyVersions:
         if text is None:
             return self.own
         return load_policies(text, name=f"version {number}", folder=self.own.folder)
+
+    async def look_at(self, number: int, text: str | None) -> PolicySet | str:
+        """Return what `read` returns, read on a thread, or why it is not acceptable here.
+
+        Raises:
+            PolicyLateError: It may be at another try.
+        """
+        try:
+            return await asyncio.to_thread(self.read, number, text)
+        except PolicyLateError:
+            raise
+        except PolicyFileError as error:
+            return str(error)

@@ -25,7 +25,6 @@ from pie.index.settings import IndexSettings
 from pie.page.columns import PageMasks
 from pie.page.events import Epoch, PlaceId, PlaceKind
 from pie.page.key import PageKey
-from pie.policies.errors import PolicyFileError, PolicyLateError
 from pie.policies.manager import RetentionManager
 from pie.policies.policy_set import PolicySet
 from pie.policies.replication import FixedReplication, ReplicationPolicy, TabledReplication
@@ -49,8 +48,9 @@ from pie.pool.status import PoolStatus
 from pie.pool.tier import TierKind
 from pie.wire import freed_memory
 from pie.wire.figures import report
-from pie.wire.messages import AskStatus, Drained, DrainNode, Message
+from pie.wire.messages import AskStatus, Message
 from pie.wire.peer import Peer
+from pie.wire.place_orders import Drained, DrainNode
 from pie.wire.server import WireServer
 from pie.wire.settings import WireSettings
 
@@ -439,12 +439,9 @@ class PoolNode:
 
     async def _take_policies(self, number: int, version: PolicyVersion) -> str:
         """Take a version of the policies on; return why it cannot be, or nothing."""
-        try:
-            policies = await asyncio.to_thread(self._policies.read, number, version.text)
-        except PolicyLateError:
-            raise  # it may be there at the next try
-        except PolicyFileError as error:
-            return str(error)
+        policies = await self._policies.look_at(number, version.text)
+        if isinstance(policies, str):
+            return policies
         if not policies.same_retention(self._policies.current):
             new_retention = policies.new_retention_aside
             await asyncio.to_thread(self._cache.replace_policies, new_retention)

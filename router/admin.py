@@ -1,23 +1,29 @@
 """What those who run a router may ask of it beyond its status.
 
-Covers `/admin`: why requests went where they went, and that a worker leaves. Does not cover who may ask (`pie.router.app`) or records of requests
+Covers `/admin`: why requests went where they went, and that a worker leaves or takes requests again. Does not cover who may ask (`pie.router.app`) or records of requests
 (`pie.router.explain`).
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import msgspec
 
 from pie.page.events import PlaceId
 from pie.router.api.explained import ExplainedList
-from pie.router.api.places import DrainBody, WorkerDrained
+from pie.router.api.places import DrainBody, WorkerDrained, WorkerTakesAgain
 from pie.router.errors import ApiError, invalid, shown
 from pie.router.exchange import Exchange
 from pie.router.explain import ExplainStore
+from pie.router.link import WorkerLink
 from pie.router.workers import WorkerSet
-from pie.wire import WireError
+from pie.wire import RefusedError, WireError
+from pie.wire.messages import RefusalCode
 
 _LISTED = 100
+_TAKES_AGAIN_S = 10.0
 _ANSWER_PREFIXES = ("chatcmpl-", "cmpl-", "resp_")
 
 
@@ -38,16 +44,26 @@ class Admin:
             body = msgspec.json.decode(await exchange.body(), type=DrainBody)
         except msgspec.DecodeError as error:
             raise invalid(f"body: {error}", "body") from error
+        link = self._link(name)
+        with _told(name):
+            done = await link.drain(body.timeout_s)
+        await exchange.respond_json(200, WorkerDrained(name, done.moved, done.left))
+
+    async def take_again(self, exchange: Exchange) -> None:
+        """Let a worker take requests again that was drained, or is."""
+        name = str(exchange.scope["path_params"]["worker"])
+        link = self._link(name)
+        with _told(name):
+            await link.take_again(timeout_s=_TAKES_AGAIN_S)
+        await exchange.respond_json(200, WorkerTakesAgain(name))
+
+    def _link(self, name: str) -> WorkerLink:
         link = self._workers.links.get(PlaceId(name))
         if link is None:
             known = ", ".join(sorted(self._workers.links)) or "none"
             text = f"There is no worker {shown(name)}; those that are up: {known}."
             raise ApiError(404, text, param="worker", code="not_found")
-        try:
-            done = await link.drain(body.timeout_s)
-        except WireError as error:
-            raise ApiError(503, f"{name}: {error}", code="worker_down") from error
-        await exchange.respond_json(200, WorkerDrained(name, done.moved, done.left))
+        return link
 
     async def requests(self, exchange: Exchange) -> None:
         """Answer with the names of the latest requests."""
@@ -74,3 +90,14 @@ class Admin:
                 code="not_found",
             )
         await exchange.respond(200, record)
+
+
+@contextlib.contextmanager
+def _told(name: str) -> Iterator[None]:
+    """Say why a worker does not do what it was told."""
+    try:
+        yield
+    except WireError as error:
+        if isinstance(error, RefusedError) and error.code is not RefusalCode.STALE_EPOCH:
+            raise ApiError(409, f"{name}: {error.message}", code="worker_refused") from error
+        raise ApiError(503, f"{name}: {error}", code="worker_down") from error

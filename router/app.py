@@ -155,6 +155,11 @@ class RouterApp:
                     self._endpoint(self._admin.drain, admin=True),
                     methods=post,
                 ),
+                Route(
+                    "/admin/workers/{worker}/drain",
+                    self._endpoint(self._admin.take_again, admin=True),
+                    methods=["DELETE"],
+                ),
                 *self._inferlets.routes(self._endpoint),
                 Route(
                     "/admin/policies",

@@ -20,8 +20,6 @@ from pie.wire.address import check_address, check_keys
 from pie.wire.ids import new_request_id
 from pie.wire.messages import (
     Cancel,
-    Drained,
-    DrainNode,
     Generate,
     Message,
     Refused,
@@ -29,7 +27,16 @@ from pie.wire.messages import (
     StepTokens,
     TokenDelta,
 )
-from pie.wire.place_orders import BringNear, LetGoOf, PagesMoved, StoreInPool
+from pie.wire.place_orders import (
+    BringNear,
+    Drained,
+    DrainNode,
+    LetGoOf,
+    PagesMoved,
+    StoreInPool,
+    TakeAgain,
+    TakesAgain,
+)
 from pie.wire.program_runs import ProgramEvents, StartProgram, TellProgram
 from pie.wire.settings import WORKER_LIMITS
 
@@ -149,6 +156,7 @@ class WorkerLink(WorkerBooks):
         """Let the worker take no more requests, and return which pages it handed on.
 
         Raises:
+            RefusedError: It was told meanwhile to take requests again.
             WireError: It is gone, or does not answer in time.
         """
         client = self._client
@@ -159,6 +167,21 @@ class WorkerLink(WorkerBooks):
         if not isinstance(answer, Drained):
             raise WireError(f"it answered with {type(answer).__name__}")
         return answer
+
+    async def take_again(self, *, timeout_s: float) -> None:
+        """Let the worker take requests again that was drained, or is.
+
+        Raises:
+            RefusedError: It does not: it is stopping.
+            WireError: It is gone, or does not answer in time.
+        """
+        client = self._client
+        if client is None:
+            raise WireTimeout("not connected")
+        ask = TakeAgain(new_request_id(), self.record.epoch)
+        answer, _ = await client.request(ask, timeout_s=timeout_s)
+        if not isinstance(answer, TakesAgain):
+            raise WireError(f"it answered with {type(answer).__name__}")
 
     async def run_program(
         self, message: StartProgram, source: bytes

@@ -22,7 +22,7 @@ from pie.router.api.inferlets import (
     RunEvent,
 )
 from pie.router.api.listing import ApiErrorBody, Model, ModelList
-from pie.router.api.places import DrainBody, WorkerDrained
+from pie.router.api.places import DrainBody, WorkerDrained, WorkerTakesAgain
 from pie.router.api.policies import Applied, ApplyBody, PolicyEvents, PolicyReport
 from pie.router.api.responses import ResponsesBody
 from pie.router.api.responses_answers import Response, ResponseEvent
@@ -102,6 +102,7 @@ def document() -> dict[str, Any]:
             Applied,
             DrainBody,
             WorkerDrained,
+            WorkerTakesAgain,
         ],
         ref_template=_REF + "{name}",
     )
@@ -159,7 +160,10 @@ def document() -> dict[str, Any]:
                     "Let a worker leave: no more requests, and its pages go to the pool.",
                     "WorkerDrained",
                     "DrainBody",
-                )
+                ),
+                "delete": _answer(
+                    "Let a worker take requests again that was drained.", "WorkerTakesAgain"
+                ),
             }
             | _in_path("worker"),
             "/admin/requests/{request_id}": {

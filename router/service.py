@@ -32,7 +32,6 @@ from pie.index.policy_follower import PolicyFollower
 from pie.index.policy_store import PolicyVersion
 from pie.index.settings import IndexSettings
 from pie.page.events import PlaceKind
-from pie.policies.errors import PolicyFileError, PolicyLateError
 from pie.policies.policy_set import PolicySet
 from pie.policies.versions import PolicyVersions
 from pie.router.access import Access
@@ -349,12 +348,9 @@ class RouterService:
 
     async def _take_policies(self, number: int, version: PolicyVersion) -> str:
         """Take a version of the policies on; return why it cannot be, or nothing."""
-        try:
-            policies = await asyncio.to_thread(self._policies.read, number, version.text)
-        except PolicyLateError:
-            raise  # it may be there at the next try
-        except PolicyFileError as error:
-            return str(error)
+        policies = await self._policies.look_at(number, version.text)
+        if isinstance(policies, str):
+            return policies
         if policies.routing != self._policies.current.routing:
             self._chooser.replace_policy(policies.new_routing_aside())
         if self._conductor is not None and not policies.same_cluster(self._policies.current):

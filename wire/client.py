@@ -21,7 +21,6 @@ from pie.wire.link import Link
 from pie.wire.messages import (
     Cancel,
     Credit,
-    Drained,
     GetPages,
     LookupResult,
     MemoryShared,
@@ -34,6 +33,7 @@ from pie.wire.messages import (
     StatusReport,
     StepTokens,
 )
+from pie.wire.place_orders import Drained, PagesMoved, TakesAgain
 from pie.wire.program_runs import ProgramEvents, ProgramTold
 from pie.wire.settings import WireSettings
 from pie.wire.window import Window
@@ -56,6 +56,8 @@ _ANSWERS = (
     StatusReport,
     MemoryShared,
     Drained,
+    PagesMoved,
+    TakesAgain,
     Pong,
     ProgramEvents,
     ProgramTold,

@@ -18,7 +18,16 @@ from pie.page.events import Epoch, PlaceId
 from pie.page.header import PageHeader
 from pie.page.key import PageKey
 from pie.wire.orders import ChangeResult, PinPages, RemovePages, UnpinPages
-from pie.wire.place_orders import BringNear, LetGoOf, PagesMoved, StoreInPool
+from pie.wire.place_orders import (
+    BringNear,
+    Drained,
+    DrainNode,
+    LetGoOf,
+    PagesMoved,
+    StoreInPool,
+    TakeAgain,
+    TakesAgain,
+)
 from pie.wire.program_runs import ProgramEvents, ProgramTold, StartProgram, TellProgram
 
 
@@ -440,28 +449,6 @@ class MemoryShared(msgspec.Struct, frozen=True, tag="shared"):
     request_id: str
 
 
-class DrainNode(msgspec.Struct, frozen=True, tag="drain"):
-    """Take no more pages and hand those that you have to other nodes. Answered by `Drained`.
-
-    A worker takes no more requests, and stores in the pool what only it has.
-    """
-
-    request_id: str
-    epoch: Epoch
-    timeout_s: float
-    """How long that may take."""
-
-
-class Drained(msgspec.Struct, frozen=True, tag="drained"):
-    """A node is as empty as it could be made. One that `pie pool` runs ends then."""
-
-    request_id: str
-    moved: int
-    """Pages that other nodes, or the pool, took."""
-    left: int
-    """Pages that nobody took in time."""
-
-
 Message = (
     Refused
     | Ping
@@ -491,6 +478,8 @@ Message = (
     | MemoryShared
     | DrainNode
     | Drained
+    | TakeAgain
+    | TakesAgain
     | StartProgram
     | ProgramEvents
     | TellProgram

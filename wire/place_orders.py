@@ -1,6 +1,6 @@
-"""Orders to workers about pages that they have, or are to have.
+"""Orders to places to leave, and to workers about pages that they have, or are to have.
 
-Covers the orders and their answer. Does not cover orders to pool nodes (`pie.wire.orders`), all other messages
+Covers the orders and their answers. Does not cover orders to pool nodes (`pie.wire.orders`), all other messages
 (`pie.wire.messages`) or what a worker does (`pie.worker.orders`). Pages are named from the first one of their
 sequence on, so that the group of each is known.
 """
@@ -51,3 +51,38 @@ class PagesMoved(msgspec.Struct, frozen=True, tag="pages_moved"):
     """Pages that should have been and were not."""
     bytes: int = 0
     """What moved."""
+
+
+class DrainNode(msgspec.Struct, frozen=True, tag="drain"):
+    """Take no more pages and hand those that you have to other nodes. Answered by `Drained`.
+
+    A worker takes no more requests, and stores in the pool what only it has.
+    """
+
+    request_id: str
+    epoch: Epoch
+    timeout_s: float
+    """How long that may take."""
+
+
+class Drained(msgspec.Struct, frozen=True, tag="drained"):
+    """A node is as empty as it could be made. One that `pie pool` runs ends then."""
+
+    request_id: str
+    moved: int
+    """Pages that other nodes, or the pool, took."""
+    left: int
+    """Pages that nobody took in time."""
+
+
+class TakeAgain(msgspec.Struct, frozen=True, tag="take_again"):
+    """Take requests again, as before a `DrainNode`; a worker alone does. Answered by `TakesAgain` or `Refused`."""
+
+    request_id: str
+    epoch: Epoch
+
+
+class TakesAgain(msgspec.Struct, frozen=True, tag="takes_again"):
+    """A worker takes requests."""
+
+    request_id: str

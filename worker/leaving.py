@@ -1,6 +1,6 @@
 """How a worker leaves: its requests end, and what only it has goes where it outlives the worker.
 
-Covers the order of that, and the time for each part of it. Does not cover refusing new requests
+Covers the order of that, the time for each part of it, and that whoever asked for it takes it back. Does not cover refusing new requests
 (`pie.worker.service`) or handing pages on (`pie.worker.orders`).
 
 Pages go to the pool while the last requests run, and again once they have ended; what then only host memory
@@ -12,9 +12,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 
+from pie.wire.errors import RefusedError
+from pie.wire.messages import RefusalCode
 from pie.worker.handing_on import PageAndPlace, in_order
 from pie.worker.holdings import Holdings
 from pie.worker.lower_tiers import LowerTiers
@@ -42,11 +44,15 @@ class Leaving:
         until_s = began_s + timeout_s
         handing = asyncio.create_task(self._hand_on(share * timeout_s))
         try:
-            async with asyncio.timeout(timeout_s):
-                await self.requests_end()
-        except TimeoutError:
-            log.warning("requests are still running after %g s and are given up", timeout_s)
-        moved, left = await handing
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self.requests_end()
+            except TimeoutError:
+                log.warning("requests are still running after %g s and are given up", timeout_s)
+            moved, left = await handing
+        finally:
+            # It is taken back.
+            handing.cancel()
         now_s = time.monotonic()
         if now_s < until_s:
             # What the last requests made; all else is there already.
@@ -67,3 +73,34 @@ class Leaving:
         if moved or left:
             log.info("%d pages were handed on to the pool, %d are here alone", moved, left)
         return moved, left
+
+
+class Emptying:
+    """A leave that somebody asked for, and may take back. For one event loop."""
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[tuple[int, int]] | None = None
+
+    async def join(
+        self, leave: Callable[[], Coroutine[object, object, tuple[int, int]]]
+    ) -> tuple[int, int]:
+        """Return what becomes of the leave under way or over, or of a new one: it goes on if whoever asks is gone.
+
+        Raises:
+            RefusedError: It was taken back.
+        """
+        task = self._task = self._task or asyncio.create_task(leave())
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            asking = asyncio.current_task()
+            if task.cancelled() and asking is not None and not asking.cancelling():
+                text = "it was told meanwhile to take requests again"
+                raise RefusedError(RefusalCode.FAILED, text) from None
+            raise
+
+    def take_back(self) -> None:
+        """End the leave, so that the next one is a new one."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None

@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pie.index.policy_store import PolicyVersion
-from pie.policies.errors import PolicyFileError, PolicyLateError
 from pie.policies.policy_set import PolicySet, WorkerMoves
 from pie.policies.versions import PolicyVersions
 from pie.worker.between import between
@@ -47,12 +46,9 @@ class PolicyChange:
     async def take(self, number: int, version: PolicyVersion) -> str:
         """Take a version on; return why it cannot be, or nothing."""
         before = self.versions.current
-        try:
-            policies = await asyncio.to_thread(self.versions.read, number, version.text)
-        except PolicyLateError:
-            raise  # it may be there at the next try
-        except PolicyFileError as error:
-            return str(error)
+        policies = await self.versions.look_at(number, version.text)
+        if isinstance(policies, str):
+            return policies
         if not policies.same_retention(before):
             await asyncio.to_thread(self.on_prefixes, policies)
             try:

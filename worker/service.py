@@ -26,19 +26,17 @@ from pie.policies.policy_set import PolicySet, WorkerMoves
 from pie.policies.versions import PolicyVersions
 from pie.pool.index_relay import IndexRelay
 from pie.pool.settings import PoolSettings
+from pie.wire import place_orders as orders
 from pie.wire.errors import PeerGone, RefusedError
 from pie.wire.figures import report
 from pie.wire.messages import (
     AskStatus,
     Cancel,
-    Drained,
-    DrainNode,
     Generate,
     Message,
     RefusalCode,
 )
 from pie.wire.peer import Peer
-from pie.wire.place_orders import BringNear, LetGoOf, StoreInPool
 from pie.wire.program_runs import StartProgram, TellProgram
 from pie.wire.server import WireServer
 from pie.wire.settings import WORKER_LIMITS
@@ -60,7 +58,7 @@ from pie.worker.grammar_queue import GrammarQueue
 from pie.worker.holdings import Holdings
 from pie.worker.intake import Intake
 from pie.worker.joining import Joining, usual_replication
-from pie.worker.leaving import Leaving
+from pie.worker.leaving import Emptying, Leaving
 from pie.worker.lower_tiers import LowerTiers
 from pie.worker.named_prefixes import Preloading, resolve_prefixes
 from pie.worker.offload import Offload
@@ -159,7 +157,8 @@ class WorkerService:
         self._offload: Offload | None = None
         self._orders: PageOrders | None = None
         self._leaving: Leaving | None = None
-        self._emptying: asyncio.Task[tuple[int, int]] | None = None
+        self._emptying = Emptying()
+        self._is_stopping = False
         self._moves = policies.worker_moves()
         self._joining = Joining(
             place,
@@ -195,17 +194,27 @@ class WorkerService:
         What only this worker has goes to the pool, and with a disk, what only host memory holds goes there
         after that, as far as the time lasts.
         """
+        self._is_stopping = True
         await self._leave(timeout_s)
 
     async def _leave(self, timeout_s: float) -> tuple[int, int]:
-        self._state = "draining"
         self._awaiting.release()
+        self._announce("draining")
         if self._leaving is None:
             return 0, 0
-        if self._publisher is not None and not self.record.draining:
-            self._record = msgspec.structs.replace(self.record, draining=True)
-            self._publisher.change(self._record)
         return await self._leaving.leave(timeout_s, self._moves.drain_share)
+
+    def _take_again(self) -> None:
+        if self._is_stopping or self._state not in ("draining", "serving"):
+            raise RefusedError(RefusalCode.DRAINING, "the worker is stopping")
+        self._emptying.take_back()
+        self._announce("serving")
+
+    def _announce(self, state: str) -> None:
+        self._state, draining = state, state == "draining"
+        if self._publisher is not None and self.record.draining is not draining:
+            self._record = msgspec.structs.replace(self.record, draining=draining)
+            self._publisher.change(self._record)
 
     async def _requests_end(self) -> None:
         await self._idle.wait()
@@ -216,8 +225,7 @@ class WorkerService:
     async def close(self) -> None:
         """Stop at once and give everything back. Safe to call twice, and after a failed start."""
         self._state = "closed"
-        if self._emptying is not None:
-            self._emptying.cancel()
+        self._emptying.take_back()
         await self._exits.aclose()
 
     @property
@@ -408,20 +416,19 @@ class WorkerService:
                 await peer.send(await self._ordered(message))
 
     async def _ordered(self, message: Message) -> Message:
-        """Carry out an order about pages, and return the answer."""
+        """Carry out an order, and return the answer."""
+        text = f"a worker takes no {type(message).__name__}"
         match message:
-            case DrainNode(request_id, _, timeout_s):
-                if self._emptying is None:
-                    self._emptying = asyncio.create_task(self._leave(timeout_s))
-                # Whoever asked may leave: it goes on.
-                moved, left = await asyncio.shield(self._emptying)
-                return Drained(request_id, moved, left)
-            case StoreInPool() | BringNear() | LetGoOf() if self._orders is not None:
-                return await self._orders.carry_out(message)
-            case StoreInPool() | BringNear() | LetGoOf():
+            case orders.DrainNode(request_id, _, timeout_s):
+                told = await self._emptying.join(lambda: self._leave(timeout_s))
+                return orders.Drained(request_id, *told)
+            case orders.TakeAgain(request_id, _):
+                self._take_again()
+                return orders.TakesAgain(request_id)
+            case orders.StoreInPool() | orders.BringNear() | orders.LetGoOf():
+                if self._orders is not None:
+                    return await self._orders.carry_out(message)
                 text = "this worker has nothing below device memory"
-            case _:
-                text = f"a worker takes no {type(message).__name__}"
         raise RefusedError(RefusalCode.BAD_MESSAGE, text)
 
     def _generate(

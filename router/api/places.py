@@ -17,6 +17,12 @@ class DrainBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How long that may take; what runs then is given up by who stops the worker."""
 
 
+class WorkerTakesAgain(msgspec.Struct, frozen=True):
+    """A worker takes requests again."""
+
+    worker: str
+
+
 class WorkerDrained(msgspec.Struct, frozen=True):
     """What became of it."""
 

@@ -59,23 +59,41 @@ def ask(serving: Serving, prompt: str) -> tuple[str, int, int, str]:
     )
 
 
-def test_a_conversation_of_a_drained_worker_goes_on_warm_at_another(
-    serving: Serving, tmp_path: Path
-) -> None:
-    first, tokens, cached, text = ask(serving, STORY)
-    assert cached == 0
+def drain(serving: Serving, folder: Path, *arguments: str) -> str:
+    """Run `pie drain`, and return what it said."""
     drained = subprocess.run(
-        [*PIE, "drain", first, "--at", serving.url],
-        cwd=tmp_path,
-        env=environment(tmp_path, SETTINGS),
+        [*PIE, "drain", *arguments, "--at", serving.url],
+        cwd=folder,
+        env=environment(folder, SETTINGS),
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
     assert drained.returncode == 0, drained.stderr
-    assert ", 0 are only there" in drained.stdout + drained.stderr
+    return drained.stdout + drained.stderr
+
+
+def state_of(serving: Serving, name: str) -> str:
+    """Return what the router's status says of a worker."""
+    workers = httpx.get(f"{serving.url}/status", timeout=30).json()["workers"]
+    (told,) = [one["state"] for one in workers if one["place"] == name]
+    return str(told)
+
+
+def test_a_conversation_of_a_drained_worker_goes_on_warm_at_another(
+    serving: Serving, tmp_path: Path
+) -> None:
+    first, tokens, cached, text = ask(serving, STORY)
+    assert cached == 0
+    assert ", 0 are only there" in drain(serving, tmp_path, first)
     second, _, cached, again = ask(serving, STORY)
     assert second != first
     assert cached >= tokens // PAGE_TOKENS * PAGE_TOKENS - PAGE_TOKENS
+    assert again == text
+    assert state_of(serving, first) == "draining"
+    assert f"{first} takes requests" in drain(serving, tmp_path, first, "--undo")
+    drain(serving, tmp_path, second)
+    third, _, _, again = ask(serving, STORY)
+    assert third == first
     assert again == text

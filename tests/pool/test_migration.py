@@ -20,7 +20,8 @@ from pie.pool.placement import GROUP_PAGES, Placement, view_of
 from pie.pool.tier import TierKind, id_of
 from pie.wire.client import WireClient
 from pie.wire.ids import new_request_id
-from pie.wire.messages import Drained, DrainNode, PutStatus
+from pie.wire.messages import PutStatus
+from pie.wire.place_orders import Drained, DrainNode
 from tests.pool.conftest import MakeClient, StartNode
 from tests.pool.places import Places, SamplePages, until
 

@@ -14,8 +14,15 @@ from pie.policies.loader import load_policies
 from pie.pool.pace import Pace
 from pie.wire.errors import RefusedError
 from pie.wire.ids import new_request_id
-from pie.wire.messages import Drained, DrainNode, Message, RefusalCode
-from pie.wire.place_orders import BringNear, LetGoOf, PagesMoved, StoreInPool
+from pie.wire.messages import Message, RefusalCode
+from pie.wire.place_orders import (
+    BringNear,
+    Drained,
+    DrainNode,
+    LetGoOf,
+    PagesMoved,
+    StoreInPool,
+)
 from pie.worker.orders import MOST_PAGES
 from tests.support.redis_server import index_settings, redis_server, redis_url
 from tests.worker.engine.asking import Asker
