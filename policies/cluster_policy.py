@@ -13,6 +13,7 @@ from typing import Protocol
 
 from pie.page.events import PlaceId, PlaceKind
 from pie.page.key import PageKey
+from pie.policies.prefixes import NamedPages
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +139,8 @@ class ClusterView:
     """The latest ones, the one used last in front."""
     wanted: Mapping[str, Wanted] = field(default_factory=dict)
     """How many workers models are to have as was said last, by what clients call the model."""
+    prefixes: Mapping[str, NamedPages] = field(default_factory=dict)
+    """The pages of the prefixes that the policy file names."""
 
     def place(self, name: PlaceId) -> PlaceView | None:
         """Return a place; None where it is not up."""

@@ -25,14 +25,14 @@ reported at once. Does not cover YAML itself (`pie.policies.document`) or what p
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pie.policies.document import MAX_BYTES, Entry, Value, parse_document
 from pie.policies.errors import PolicyFileError, PolicyLateError, Problem
 from pie.policies.options import check_options
 from pie.policies.policy_set import PolicySet, PolicySpec, always
-from pie.policies.prefix_loader import PREFIXES, read_prefixes
+from pie.policies.prefix_loader import PREFIXES, check_named, read_prefixes
 from pie.policies.prefixes import NamedPrefix, Prefixes
 from pie.policies.registry import (
     ALWAYS,
@@ -124,8 +124,6 @@ def load_policies(text: str | bytes, *, name: str, folder: Path | None = None) -
         PolicyLateError: Or code of the user's has not come back within `user_code.LIMIT_S`.
     """
     problems: list[Problem] = []
-    code = UserCode()
-    patterns: list[TagPattern] = []
     specs: dict[PolicyKind, PolicySpec] = {}
     rules: tuple[Rule, ...] = ()
     migration = always()
@@ -135,6 +133,7 @@ def load_policies(text: str | bytes, *, name: str, folder: Path | None = None) -
     for entry in halves:
         if entry.key == PREFIXES:
             prefixes = read_prefixes(entry.value, problems)
+    reading = _Reading(folder, UserCode(), prefixes, problems)
     for half in halves:
         if half.key == PREFIXES:
             continue
@@ -146,7 +145,7 @@ def load_policies(text: str | bytes, *, name: str, folder: Path | None = None) -
         for entry in _mapping(half.value, half.key, what, problems):
             if (half.key, entry.key) == ("worker", _RULES):
                 rules = read_rules(
-                    entry.value, f"{half.key}.{_RULES}", problems, prefixes, patterns
+                    entry.value, f"{half.key}.{_RULES}", problems, prefixes, reading.patterns
                 )
                 continue
             if entry.key not in kinds:
@@ -157,15 +156,13 @@ def load_policies(text: str | bytes, *, name: str, folder: Path | None = None) -
                 continue
             kind = PolicyKind(entry.key)
             if kind is PolicyKind.MIGRATION:
-                migration = _several(
-                    entry.value, f"{half.key}.{kind}", folder, code, problems, patterns
-                )
+                migration = _several(entry.value, f"{half.key}.{kind}", reading)
                 continue
-            spec = _spec(kind, entry.value, f"{half.key}.{kind}", folder, code, problems, patterns)
+            spec = _spec(kind, entry.value, f"{half.key}.{kind}", reading)
             if spec is not None:
                 specs[kind] = spec
     if problems:
-        kind_of_error = PolicyLateError if code.is_late else PolicyFileError
+        kind_of_error = PolicyLateError if reading.code.is_late else PolicyFileError
         raise kind_of_error(name, sorted(problems, key=lambda p: (p.line, p.column)))
     chosen = {str(kind): spec for kind, spec in specs.items()}
     return PolicySet(
@@ -175,53 +172,47 @@ def load_policies(text: str | bytes, *, name: str, folder: Path | None = None) -
         text=text if isinstance(text, str) else text.decode("utf-8-sig"),
         folder=folder,
         prefixes=Prefixes(prefixes),
-        patterns=tuple(patterns),
-        warnings=tuple(tag_warnings(patterns)),
+        patterns=tuple(reading.patterns),
+        warnings=tuple(tag_warnings(reading.patterns)),
     )
 
 
-def _several(
-    value: Value,
-    path: str,
-    folder: Path | None,
-    code: UserCode,
-    problems: list[Problem],
-    patterns: list[TagPattern],
-) -> tuple[PolicySpec, ...]:
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """What is known while a file is read, and what is found in it."""
+
+    folder: Path | None
+    code: UserCode
+    prefixes: Mapping[str, NamedPrefix]
+    problems: list[Problem]
+    patterns: list[TagPattern] = field(default_factory=list)
+
+
+def _several(value: Value, path: str, reading: _Reading) -> tuple[PolicySpec, ...]:
     """Return the migration policies that a list names, and those that are always there."""
     if value.items is None:
         if value.plain is not None:
             message = "must be a list of policies, each a name or `policy: name` with its options"
-            problems.append(Problem(value.line, value.column, path, message))
+            reading.problems.append(Problem(value.line, value.column, path, message))
         return always()
     if len(value.items) > _MOST_MIGRATION:
         message = f"has {len(value.items)} policies; at most {_MOST_MIGRATION} are allowed"
-        problems.append(Problem(value.line, value.column, path, message))
+        reading.problems.append(Problem(value.line, value.column, path, message))
         return always()
     specs: list[PolicySpec] = []
     for number, item in enumerate(value.items):
-        spec = _spec(
-            PolicyKind.MIGRATION, item, f"{path}[{number}]", folder, code, problems, patterns
-        )
+        spec = _spec(PolicyKind.MIGRATION, item, f"{path}[{number}]", reading)
         if spec is None:
             continue
         if spec.name in ALWAYS and spec.name in {one.name for one in specs}:
             message = f"{spec.name!r} is named twice"
-            problems.append(Problem(item.line, item.column, f"{path}[{number}]", message))
+            reading.problems.append(Problem(item.line, item.column, f"{path}[{number}]", message))
         specs.append(spec)
     named = {spec.name for spec in specs}
     return (*specs, *(spec for spec in always() if spec.name not in named))
 
 
-def _spec(
-    kind: PolicyKind,
-    value: Value,
-    path: str,
-    folder: Path | None,
-    code: UserCode,
-    problems: list[Problem],
-    patterns: list[TagPattern],
-) -> PolicySpec | None:
+def _spec(kind: PolicyKind, value: Value, path: str, reading: _Reading) -> PolicySpec | None:
     """Return the policy that a value names, or add what is wrong with it to `problems`."""
     named, options = value, list[Entry]()
     if value.entries is not None:
@@ -229,7 +220,7 @@ def _spec(
         given = [entry for entry in value.entries if entry.key == "policy"]
         if not given:
             message = f"`policy` is missing: the policy's name, such as `{DEFAULT[kind]}`"
-            problems.append(Problem(value.line, value.column, path, message))
+            reading.problems.append(Problem(value.line, value.column, path, message))
             return None
         named, path = given[0].value, f"{path}.policy"
     if not isinstance(named.plain, str):
@@ -237,24 +228,28 @@ def _spec(
             f"must be a policy's name, such as `{DEFAULT[kind]}`, "
             "or `policy: name` with its options beside it"
         )
-        problems.append(Problem(named.line, named.column, path, message))
+        reading.problems.append(Problem(named.line, named.column, path, message))
         return None
     try:
-        factory = resolve(kind, named.plain, folder, code)
+        factory = resolve(kind, named.plain, reading.folder, reading.code)
     except UnknownPolicyError as error:
-        problems.append(Problem(named.line, named.column, path, str(error)))
+        reading.problems.append(Problem(named.line, named.column, path, str(error)))
         return None
     is_own = factory in BUILTIN[kind].values()
     given_options = {entry.key: entry.value.plain for entry in options}
-    values, wrong = check_options(factory, given_options, None if is_own else code)
-    patterns += patterns_in(factory, options, path.removesuffix(".policy"))
+    values, wrong = check_options(factory, given_options, None if is_own else reading.code)
+    where = path.removesuffix(".policy")
+    reading.patterns.extend(patterns_in(factory, options, where))
+    before = len(reading.problems)
+    check_named(factory, options, where, reading.prefixes, reading.problems)
     at = {entry.key: entry for entry in options}
     for problem in wrong:
         entry = at.get(problem.option)
         line, column = (entry.line, entry.column) if entry else (named.line, named.column)
-        where = path.removesuffix(".policy") + (f".{problem.option}" if entry else "")
-        problems.append(Problem(line, column, where, problem.message))
-    return None if wrong else PolicySpec(named.plain, factory, values)
+        below = where + (f".{problem.option}" if entry else "")
+        reading.problems.append(Problem(line, column, below, problem.message))
+    is_good = len(reading.problems) == before
+    return PolicySpec(named.plain, factory, values) if is_good else None
 
 
 def _mapping(value: Value, path: str, what: str, problems: list[Problem]) -> list[Entry]:

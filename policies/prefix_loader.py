@@ -9,13 +9,14 @@ prefixes are (`pie.policies.prefixes`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from pie.policies.document import Value
+from pie.policies.document import Entry, Value
 from pie.policies.errors import Problem
-from pie.policies.options import check_options
-from pie.policies.prefixes import NamedPrefix
-from pie.policies.rules import PREFIX_NAME
+from pie.policies.options import check_options, marked
+from pie.policies.prefixes import PREFIX_NAME, NamedPrefix
+from pie.policies.registry import did_you_mean
+from pie.policies.units import SelectsBy
 
 PREFIXES = "prefixes"
 _MOST_PREFIXES = 1000
@@ -54,3 +55,33 @@ def read_prefixes(value: Value, problems: list[Problem]) -> Mapping[str, NamedPr
         if not wrong:
             prefixes[entry.key] = NamedPrefix(**values)  # type: ignore[arg-type]
     return prefixes
+
+
+def check_named(
+    kind: type[object],
+    entries: Iterable[Entry],
+    path: str,
+    prefixes: Mapping[str, NamedPrefix],
+    problems: list[Problem],
+) -> None:
+    """Add to `problems` what options of a policy or rule say of prefixes that the file does not name.
+
+    Args:
+        kind: Whose options they are.
+        entries: The options as the file has them.
+        path: Where in the file that is.
+        prefixes: Those that the file names.
+        problems: What is wrong with the file.
+    """
+    marks = marked(kind, SelectsBy)
+    for entry in entries:
+        mark, name = marks.get(entry.key), entry.value.plain
+        if mark is None or mark.what != "prefix" or not isinstance(name, str):
+            continue
+        if PREFIX_NAME.fullmatch(name) and name not in prefixes:
+            message = (
+                f"there is no prefix {name!r}{did_you_mean(name, prefixes)}; it is a name from "
+                "`prefixes` or a page's key of 64 hexadecimal digits"
+            )
+            at = entry.value
+            problems.append(Problem(at.line, at.column, f"{path}.{entry.key}", message))

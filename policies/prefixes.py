@@ -11,8 +11,10 @@ text into tokens, which only workers can (`pie.worker.named_prefixes`), or what 
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field
@@ -20,6 +22,8 @@ from pydantic import Field
 from pie.page.key import PageKey, RootKey, page_keys
 from pie.policies.retention import PageView
 
+PREFIX_NAME = re.compile(r"[A-Za-z_][\w-]{0,62}")
+"""What a prefix may be called; no key in hexadecimal is so short."""
 _KEY_BYTES = 32
 _MOST_TOKENS = 1 << 20
 _MOST_MODELS = 64
@@ -91,6 +95,27 @@ def parse_key(name: str, text: str) -> PageKey:
     return PageKey(key)
 
 
+def name_or_key(prefix: str | None) -> tuple[str | None, PageKey | None]:
+    """Return the name of a prefix, or else the key of its last page, as a selector gives it.
+
+    Raises:
+        ValueError: It is neither.
+    """
+    if prefix is None or PREFIX_NAME.fullmatch(prefix):
+        return prefix, None
+    return None, parse_key("prefix", prefix)
+
+
+@dataclass(frozen=True, slots=True)
+class NamedPages:
+    """The pages of a named prefix, as far as they are known."""
+
+    pages: frozenset[PageKey]
+    """Under all models that are known."""
+    last: PageKey | None = None
+    """Its last page, where the file gives that alone: those before it are not known."""
+
+
 class Prefixes:
     """Which named prefix a page belongs to. Thread-safe.
 
@@ -103,6 +128,7 @@ class Prefixes:
         self._names: dict[bytes, frozenset[str]] = {}
         self._models: set[bytes] = set()
         self._runs: list[list[PageKey]] = []
+        self._shown: Mapping[str, NamedPages] | None = None
         for name, prefix in named.items():
             if prefix.key is not None:
                 self._add(name, [prefix.key])
@@ -150,7 +176,26 @@ class Prefixes:
         with self._lock:
             return list(self._runs)
 
+    def knows(self, root: RootKey) -> bool:
+        """Say whether prefixes were resolved under a model, or too many models are known."""
+        return root in self._models or len(self._models) >= _MOST_MODELS
+
+    def by_name(self) -> Mapping[str, NamedPages]:
+        """Return the pages of each prefix."""
+        with self._lock:
+            if self._shown is None:
+                found: dict[str, list[PageKey]] = {name: [] for name in self.named}
+                for key, names in self._names.items():
+                    for name in names:
+                        found[name].append(PageKey(key))
+                self._shown = {
+                    name: NamedPages(frozenset(keys), self.named[name].key)
+                    for name, keys in found.items()
+                }
+            return self._shown
+
     def _add(self, name: str, keys: Sequence[PageKey]) -> None:
+        self._shown = None
         for key in keys:
             self._names[key] = self._names.get(key, frozenset()) | {name}
 

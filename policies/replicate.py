@@ -7,15 +7,15 @@ pages: whose they are, of which conversation and model.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Annotated
 
 from pydantic import Field
 
 from pie.page.key import PageKey
 from pie.policies.cluster_policy import ClusterView, GroupView, Order, SetCopies
-from pie.policies.prefixes import parse_key
-from pie.policies.units import ModelPattern, SessionPattern, TenantPattern
+from pie.policies.prefixes import name_or_key
+from pie.policies.units import ModelPattern, PrefixName, SessionPattern, TenantPattern
 
 
 class Replicate:
@@ -26,7 +26,8 @@ class Replicate:
         tenant: Groups that this tenant's prompts have, by its tag or a pattern; `""` is no tenant.
         session: Groups of the conversation with this tag, or a pattern; `"?*"` is any conversation.
         model: Groups of the model with this root in hexadecimal, or a pattern.
-        prefix: The group of the page with this key, in hexadecimal, and all before it.
+        prefix: A name from `prefixes`: the groups of its pages. Or a key in hexadecimal: the group of the
+            page with this key, and all before it.
         uses: Only groups that prompts use so many times a second.
     """
 
@@ -37,14 +38,14 @@ class Replicate:
         tenant: TenantPattern | None = None,
         session: SessionPattern | None = None,
         model: ModelPattern | None = None,
-        prefix: str | None = None,
+        prefix: PrefixName | None = None,
         uses: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0,
     ) -> None:
         self._copies = copies
         self._tenant = tenant
         self._session = session
         self._model = model
-        self._prefix = None if prefix is None else parse_key("prefix", prefix)
+        self._prefix_name, self._prefix = name_or_key(prefix)
         self._uses = uses
 
     def decide(self, view: ClusterView) -> Iterable[Order]:
@@ -52,7 +53,7 @@ class Replicate:
         wanted = min(self._copies, view.nodes)
         of_prefix = self._groups_of_prefix(view)
         for one in view.groups:
-            meant = (self._prefix is None or one.group in of_prefix) and self._is_meant(one)
+            meant = (of_prefix is None or one.group in of_prefix) and self._is_meant(one)
             if meant and one.copies < wanted and one.uses_per_s >= self._uses:
                 yield SetCopies(one.group, wanted, "the selector means it")
             # Below half of it, so that a group at the edge does not come and go.
@@ -62,11 +63,19 @@ class Replicate:
                 reason = "the selector means it no longer"
                 yield SetCopies(one.group, view.least_copies, reason)
 
-    def _groups_of_prefix(self, view: ClusterView) -> set[PageKey]:
-        """Return pages up to the end of the group that holds the named one."""
+    def _groups_of_prefix(self, view: ClusterView) -> Collection[PageKey] | None:
+        """Return the pages of the prefix, with all of its last group; None where any is meant."""
+        last = self._prefix
+        if self._prefix_name is not None:
+            named = view.prefixes.get(self._prefix_name)
+            if named is None or named.last is None:
+                return () if named is None else named.pages
+            last = named.last
+        if last is None:
+            return None
         shortest: set[PageKey] = set()
         for one in view.groups:
-            if self._prefix in one.chain and (not shortest or len(one.chain) < len(shortest)):
+            if last in one.chain and (not shortest or len(one.chain) < len(shortest)):
                 shortest = set(one.chain)
         return shortest
 

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pie.policies.document import Entry, Value
 from pie.policies.errors import Problem
 from pie.policies.options import OptionProblem, check_options
+from pie.policies.prefix_loader import check_named
 from pie.policies.prefixes import NamedPrefix
 from pie.policies.registry import did_you_mean
 from pie.policies.rules import ACTIONS, Rule, Selector, covering
@@ -121,17 +122,9 @@ def _selector(
     if wrong:
         return None
     selector = Selector(**values)  # type: ignore[arg-type]
-    name = selector.prefix_name
-    if name is not None and name not in prefixes:
-        hint = did_you_mean(name, prefixes)
-        message = (
-            f"there is no prefix {name!r}{hint}; it is a name from `prefixes` or a page's key of 64 "
-            "hexadecimal digits"
-        )
-        at = next(entry.value for entry in value.entries if entry.key == "prefix")
-        problems.append(Problem(at.line, at.column, f"{path}.prefix", message))
-        return None
-    return selector
+    before = len(problems)
+    check_named(Selector, value.entries, path, prefixes, problems)
+    return selector if len(problems) == before else None
 
 
 def _checked(

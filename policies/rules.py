@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import fnmatch
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Literal, TypeVar, get_args
@@ -17,19 +16,18 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from pie.page.events import Part, Tier
 from pie.page.key import PageKey
-from pie.policies.prefixes import NO_PREFIXES, NamedPrefix, Prefixes, parse_key
+from pie.policies.prefixes import NO_PREFIXES, NamedPrefix, Prefixes, name_or_key
 from pie.policies.retention import PageView, RetentionPolicy
 from pie.policies.units import (
     Bytes,
     ModelPattern,
+    PrefixName,
     Seconds,
     SessionPattern,
     TenantPattern,
     seconds_text,
 )
 
-PREFIX_NAME = re.compile(r"[A-Za-z_][\w-]{0,62}")
-"""What a prefix may be called; no key in hexadecimal is so short."""
 MOST_HITS = 0xFFFF
 """Uses of a page are counted up to this."""
 _WILD = frozenset("*?[")
@@ -83,7 +81,7 @@ class Selector:
         tenant: TenantPattern | None = None,
         tier: TierNames | None = None,
         part: PartNames | None = None,
-        prefix: str | None = None,
+        prefix: PrefixName | None = None,
         hits: Annotated[int, Field(ge=1, le=MOST_HITS)] | None = None,
         session: SessionPattern | None = None,
         model: ModelPattern | None = None,
@@ -95,9 +93,7 @@ class Selector:
         self.age_s = age or 0.0
         self.tiers = _every(tier, {name.lower().replace("_", "-"): t for name, t in _TIERS.items()})
         self.parts = _every(part, {name.lower(): p for name, p in Part.__members__.items()})
-        is_name = prefix is not None and PREFIX_NAME.fullmatch(prefix) is not None
-        self.prefix_name = prefix if is_name else None
-        self.prefix = None if prefix is None or is_name else parse_key("prefix", prefix)
+        self.prefix_name, self.prefix = name_or_key(prefix)
         self.hits = hits or 0
 
     def __eq__(self, other: object) -> bool:

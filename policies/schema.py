@@ -10,9 +10,9 @@ import inspect
 from collections.abc import Mapping
 
 from pie.policies.options import options_schema
-from pie.policies.prefixes import NamedPrefix
+from pie.policies.prefixes import PREFIX_NAME, NamedPrefix
 from pie.policies.registry import BUILTIN, PolicyKind
-from pie.policies.rules import ACTIONS, PREFIX_NAME, Selector
+from pie.policies.rules import ACTIONS, Selector
 
 _USERS = {
     "type": "object",

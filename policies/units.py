@@ -122,3 +122,6 @@ SessionPattern = Annotated[str, SelectsBy("session")]
 
 ModelPattern = Annotated[str, SelectsBy("model")]
 """The root of a model in hexadecimal, or a pattern."""
+
+PrefixName = Annotated[str, SelectsBy("prefix")]
+"""A name from the file's `prefixes`, or a page's key in hexadecimal."""

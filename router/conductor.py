@@ -12,7 +12,8 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 
 from pie.index.errors import PageIndexError
 from pie.index.lease import Lease
@@ -24,6 +25,7 @@ from pie.index.trouble import Trouble
 from pie.policies.cluster_manager import ClusterEvent, ClusterManager, Decision
 from pie.policies.cluster_policy import MoveSession, Wanted
 from pie.policies.policy_set import PolicySet
+from pie.policies.prefixes import Prefixes
 from pie.router.aside import AskedAside
 from pie.router.ordering import Ordering
 from pie.router.overview import Overview
@@ -51,6 +53,7 @@ class Conductor:
         overview: What policies are shown.
         ordering: Who takes orders to workers; closed with this.
         policies: Those in force when it starts.
+        resolve: Learns the pages of named prefixes, as far as that is possible now.
         on_event: Told of the policy and the action of each event.
         settings: Key prefix and time limits.
     """
@@ -63,6 +66,7 @@ class Conductor:
         ordering: Ordering,
         policies: PolicySet,
         *,
+        resolve: Callable[[Prefixes], Awaitable[None]] | None = None,
         on_event: Callable[[str, str], None] = lambda _policy, _action: None,
         settings: IndexSettings | None = None,
     ) -> None:
@@ -71,6 +75,8 @@ class Conductor:
         self._views = RedisRouterViews(url, name, settings)
         self._has_told = False
         self._overview = overview
+        self._prefixes = policies.prefixes
+        self._resolve = resolve
         self._on_event = on_event
         self._ordering = ordering
         self._manager = ClusterManager(policies.new_cluster())
@@ -92,6 +98,10 @@ class Conductor:
     def start(self) -> None:
         """Begin."""
         self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def show_prefixes(self, prefixes: Prefixes) -> None:
+        """Show policies other named prefixes from now on."""
+        self._prefixes = prefixes
 
     def replace_policies(self, policies: PolicySet) -> None:
         """Ask other policies from now on."""
@@ -142,7 +152,11 @@ class Conductor:
         before, now_s = table.by_key(), time.monotonic()
         manager, aside = self._manager, self._aside
         manager.inherit(before)
+        prefixes = self._prefixes
+        if self._resolve is not None:
+            await self._resolve(prefixes)
         view = await self._overview.view(before, now_s, self._wanted)
+        view = replace(view, prefixes=prefixes.by_name())
         questions = [
             functools.partial(manager.ask, number, manager.shown(number, view))
             for number in range(len(manager.names))

@@ -53,6 +53,7 @@ from pie.router.inferlets import Inferlets
 from pie.router.memory import AnswerMemory
 from pie.router.metrics import RouterMetrics
 from pie.router.models import ModelCatalog
+from pie.router.named_prefixes import resolve_prefixes
 from pie.router.nodes import NodeSet
 from pie.router.open_files import allow_connections
 from pie.router.ordering import Ordering
@@ -259,6 +260,9 @@ class RouterService:
                 lambda: self._workers.links, self._mirror.places, NodeSet(secret=self._secret)
             ),
             self._policies.current,
+            resolve=lambda prefixes: resolve_prefixes(
+                prefixes, list(self._mirror.places().values()), self._catalog.models
+            ),
             on_event=lambda policy, action: self.metrics.cluster_events.labels(
                 policy, action
             ).inc(),
@@ -353,8 +357,10 @@ class RouterService:
             return policies
         if policies.routing != self._policies.current.routing:
             self._chooser.replace_policy(policies.new_routing_aside())
-        if self._conductor is not None and not policies.same_cluster(self._policies.current):
-            self._conductor.replace_policies(policies)
+        if self._conductor is not None:
+            self._conductor.show_prefixes(policies.prefixes)
+            if not policies.same_cluster(self._policies.current):
+                self._conductor.replace_policies(policies)
         self._policies.current = policies
         self._take_moves()
         return ""

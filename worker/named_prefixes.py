@@ -1,6 +1,6 @@
 """Prefixes that the policy file names, at one worker.
 
-Covers turning text and system messages into tokens, and bringing the pages of prefixes near before anybody
+Covers learning which pages they have under its model, and bringing them near before anybody
 asks: from disk and the pool to host memory. Does not cover which pages a prefix has
 (`pie.policies.prefixes`) or how long they stay (`pie.policies.rule_book`).
 """
@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from itertools import takewhile
 
 from pie.page.key import PageKey
 from pie.policies.prefixes import NamedPrefix, Prefixes
 from pie.pool.placement import group_keys
 from pie.pool.tier import PageId, StoredPage
 from pie.tokens.errors import TokensError
+from pie.tokens.leading import leading_tokens, system_tokens
 from pie.tokens.template import ChatTemplate
 from pie.tokens.tokenizer import Tokenizer
 from pie.worker.load_choice import LoadTier
@@ -27,8 +27,6 @@ from pie.worker.page_pool import PagePool
 
 log = logging.getLogger("pie.worker.named_prefixes")
 
-_ASKED = ("a", "Tell me.")
-"""Two questions: what conversations that ask them have in common at their start is the prefix."""
 _WAITS_S = (0.0, 1.0, 3.0, 10.0, 30.0)
 """Before each look into the pool: its nodes may start after this worker."""
 
@@ -41,34 +39,21 @@ def resolve_prefixes(prefixes: Prefixes, model: Model, tokenizer: Tokenizer) -> 
     def tokens_of(prefix: NamedPrefix) -> Sequence[int] | None:
         try:
             if prefix.text is not None:
-                return tokenizer.encode(prefix.text, add_special_tokens=True)
+                return leading_tokens(tokenizer, prefix.text)
             if prefix.system is not None:
-                return _system_tokens(prefix.system, model, tokenizer)
+                template = ChatTemplate.load(model.folder)
+                if template is None:
+                    log.warning(
+                        "a system message of the policy file: %s has no chat template", model.name
+                    )
+                    return None
+                return system_tokens(tokenizer, template, prefix.system)
         except TokensError as error:
             log.warning("a prefix of the policy file cannot be had with %s: %s", model.name, error)
             return None
         return prefix.tokens
 
     prefixes.resolve(model.model_root, model.layout.page_tokens, tokens_of)
-
-
-def _system_tokens(system: str, model: Model, tokenizer: Tokenizer) -> list[int] | None:
-    template = ChatTemplate.load(model.folder)
-    if template is None:
-        log.warning("a system message of the policy file: %s has no chat template", model.name)
-        return None
-    first, second = (
-        tokenizer.encode(
-            template.render(
-                [{"role": "system", "content": system}, {"role": "user", "content": asked}]
-            )
-        )
-        for asked in _ASKED
-    )
-    return [
-        one
-        for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
-    ]
 
 
 class Preloading:

@@ -65,6 +65,16 @@ BAD_FILES = [
     BadFile("unknown half", "wroker: {}", ["'wroker', did you mean 'worker'?"]),
     BadFile("unknown option", _routing("policy: cost, miss: 1"), ["no such option"]),
     BadFile("unknown prefix", _match("prefix: desk"), ["there is no prefix 'desk'"]),
+    BadFile(
+        "unknown prefix of a cluster policy",
+        "prefixes: {desk: {text: x}}\ncluster: {replication: {policy: replicate, copies: 2, prefix: desk2}}",
+        ["2:63: cluster.replication.prefix: there is no prefix 'desk2', did you mean 'desk'?"],
+    ),
+    BadFile(
+        "half a key",
+        _moves("policy: replicate, copies: 2, prefix: '00ff'"),
+        ["`prefix` must be 64 hexadecimal digits"],
+    ),
     BadFile("wrong type", _routing("policy: cost, miss_weight: [1]"), ["valid number, not [1]"]),
     BadFile("a list", "- worker", ["must hold two halves"]),
     BadFile("a word", "worker: lru", ["must hold kinds of policy"]),

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from hypothesis import given, strategies as st
 
 from pie.page.events import PlaceId, PlaceKind
-from pie.page.key import PageKey
+from pie.page.key import PageKey, RootKey, page_keys
 from pie.policies.cluster_manager import MOST_AT_ONCE, MOST_RAISED, ClusterManager
 from pie.policies.cluster_policy import (
     ClusterView,
@@ -18,6 +18,7 @@ from pie.policies.cluster_policy import (
     PlaceView,
     SetCopies,
 )
+from pie.policies.prefixes import NamedPrefix, Prefixes
 from pie.policies.replicate import Replicate
 from pie.policies.replicate_hot import ReplicateHot
 from tests.policies.pages import Held, key
@@ -196,6 +197,37 @@ def test_replicate_means_a_prefix_and_what_comes_before_it() -> None:
     third = GroupView(key(99), 1.0, 1, [*CHAIN[:32], CHAIN[32], long_key, key(99)])
     policy = Replicate(copies=2, prefix=long_key.hex())
     assert meant(policy, first, second, third) == [(0, 2), (32, 2)]
+
+
+def test_replicate_means_a_prefix_by_its_name_as_rules_do() -> None:
+    root, tokens = RootKey(bytes([1]) * 32), list(range(80))
+    prefixes = Prefixes(
+        {
+            "tools": NamedPrefix(tokens=tokens),
+            "last": NamedPrefix(key="07" * 32),
+            "story": NamedPrefix(text="Once upon a time"),
+        }
+    )
+    assert not prefixes.knows(root)
+    prefixes.resolve(root, 2, lambda prefix: prefix.tokens)
+    assert prefixes.knows(root)
+    pages = page_keys(root, tokens, 2)
+    assert len(pages) == 40
+    groups = [GroupView(PageKey(one), 1.0, 1) for one in (pages[0], pages[32], bytes(32))]
+    long_key = PageKey(bytes([7]) * 32)
+    groups.append(GroupView(key(5), 1.0, 1, [key(5), long_key]))
+    shown = ClusterView(4, 1, groups, 0.0, prefixes=prefixes.by_name())
+
+    def meant_by(name: str) -> list[PageKey]:
+        orders = Replicate(copies=2, prefix=name).decide(shown)
+        return [one.group for one in orders if isinstance(one, SetCopies)]
+
+    assert meant_by("tools") == [pages[0], pages[32]]
+    assert meant_by("last") == [key(5)]
+    assert meant_by("story") == [], "nobody has said what its tokens are"
+    assert list(Replicate(copies=2).decide(shown))
+    prefixes.resolve(RootKey(bytes([2]) * 32), 2, lambda _: [1, 2, 3, 4])
+    assert len(prefixes.by_name()["story"].pages) == 2
 
 
 def test_of_several_policies_the_largest_number_of_copies_counts() -> None:
