@@ -62,7 +62,7 @@ bench: $(STAMP)  ## Run the benchmarks
 bench-inferlets: $(STAMP)  ## Measure what inferlets cost and what eviction gives
 	$(BIN)/python -m benchmarks inferlets $(ARGS)
 
-bench-policies: $(STAMP)  ## Hit rates of policies (TRACE=FILE: a trace in Mooncake's format)
+bench-policies: $(STAMP)  ## Hit rates of policies, and a stampede (TRACE=FILE: a trace in Mooncake's format)
 	PIE_TRACE=$(TRACE) $(BIN)/python -m benchmarks policies
 
 bench-pool: $(STAMP)  ## The pool's figures, beside Mooncake Store's (installed in MOONCAKE)

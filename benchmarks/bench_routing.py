@@ -1,7 +1,7 @@
 """Routing on a real trace, in simulation: hit rates and times to first token, beside other routers' rules.
 
-The trace is Mooncake's conversation trace (FAST '25), as the file that `PIE_TRACE` names; without it only the
-stampede is simulated, and the results say so. Every request of that trace begins with the same page, which
+The trace is Mooncake's conversation trace (FAST '25), as the file that `PIE_TRACE` names; without it nothing is
+simulated, and the results say so. The stampede is in `benchmarks/stampede.py`. Every request of that trace begins with the same page, which
 is what breaks rules that follow any match.
 """
 
@@ -11,13 +11,11 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from random import Random
 
 from benchmarks.live_mock import live_rates, simulated_rates
 from pie.policies.loader import load_policies
 from pie.simulator.cluster import ClusterSpec, SimulatedCluster
 from pie.simulator.cost_model import CostModel
-from pie.simulator.engine import EngineSpec
 from pie.simulator.report import Report, report_of
 from pie.simulator.trace import TraceRequest, read_trace
 from pie.simulator.worker import PoolStores
@@ -37,12 +35,11 @@ POOLED = {
     stores: ClusterSpec(workers=4, cost=FOUR.cost, pool_pages=16_384, pool_stores=stores)
     for stores in PoolStores
 }
-STAMPEDE = ClusterSpec(workers=8, engine=EngineSpec(pages=8_192, page_tokens=64))
 
 
 def run() -> dict[str, object]:
     """Return the figures of each cluster and policy."""
-    results: dict[str, object] = {"stampede": _stampede()}
+    results: dict[str, object] = {}
     file = os.environ.get("PIE_TRACE", "")
     if not file or not Path(file).is_file():
         results["skipped"] = f"PIE_TRACE names no trace ({file or 'not set'})"
@@ -85,31 +82,6 @@ def _live(trace: Sequence[TraceRequest]) -> dict[str, object]:
     }
     print("live", figures)
     return figures
-
-
-def stampede(requests: int = 6_000, per_s: float = 110.0, seed: int = 1) -> list[TraceRequest]:
-    """Return a trace of which 60 % begin with one prefix of 8,192 tokens, the rest with their own."""
-    random, now_s = Random(seed), 0.0
-    trace: list[TraceRequest] = []
-    for number in range(requests):
-        now_s += random.expovariate(per_s)
-        own = 10 + number
-        hot = random.random() < 0.6
-        runs = ((1, 8_192), (own, 256)) if hot else ((own, 2_048),)
-        output = random.randint(20, 200)
-        trace.append(TraceRequest(now_s, runs, output, answer=10_000_000 + number))
-    return trace
-
-
-def _stampede() -> dict[str, object]:
-    trace = stampede()
-    return {
-        policy: _figures(_open(STAMPEDE, policy, trace)[0])
-        for policy in ("cost", "prefix-affinity", _UNBOUNDED, "least-loaded")
-    }
-
-
-_UNBOUNDED = "{policy: prefix-affinity, imbalance_requests: 1000000000}"
 
 
 def _open(spec: ClusterSpec, routing: str, trace: Sequence[TraceRequest]) -> tuple[Report, float]:

@@ -5,8 +5,9 @@ each of its copies gets another copy, up to `copies`; one whose uses have stayed
 `after` gives one back. Between the two nothing changes, so that a group at the edge does not come and go.
 
 Workers alike, where `workers` says so: a prompt's pages up to a group that is used more than `worker_uses` times a
-second for each worker that has them are brought near another one, before the first drowns; what was brought so is
-let go of when it cools.
+second for each worker that has them are brought near as many more as that takes, before the first drowns; what was
+brought so is let go of when it cools. It is ordered in every round until it is there: the manager gives no order twice,
+and one that it refuses for now, because pages move no faster, has its turn later.
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ from pie.policies.cluster_policy import (
 from pie.policies.units import Positive, Seconds, Share
 
 _MOST_COPIES = 64
-_ASK_EVERY_S = 5.0
 _GROUP_PAGES = 32
 """As the pool shares pages out (`pie.pool.placement`), which policies do not import."""
 
@@ -88,31 +88,41 @@ class ReplicateHot:
                     orders.append(SetCopies(one.group, one.copies - 1, reason))
         self._cool_since = cooling
         if self._workers > 1:
-            for one in view.groups:
+            for one in self._whole(view.groups):
                 orders += self._to_workers(one, view)
         shown = {one.group: one for one in view.groups}
         for group in list(self._brought):
             orders += self._cooled(group, shown.get(group), view)
         return orders
 
+    def _wanted(self, one: GroupView) -> int:
+        """Return how many workers should have a prompt's pages."""
+        return min(self._workers, int(one.uses_per_s / self._worker_uses) + 1)
+
+    def _whole(self, groups: Sequence[GroupView]) -> list[GroupView]:
+        """Return groups that more workers should have, each with all before it; not what another one includes."""
+        hot = [one for one in groups if one.chain and self._wanted(one) > max(1, len(one.workers))]
+        before = {key for one in hot for key in one.chain[::_GROUP_PAGES] if key != one.group}
+        return [one for one in hot if one.group not in before]
+
     def _to_workers(self, one: GroupView, view: ClusterView) -> list[Order]:
-        """Return the order that brings a hot prompt's pages near one more worker; none where it is not hot."""
+        """Return orders that bring a hot prompt's pages near as many more workers as it takes."""
         has = set(one.workers)
-        borne = self._worker_uses * max(1, len(has))
-        if not one.chain or one.uses_per_s <= borne or len(has) >= self._workers:
-            return []
         others = [w for w in view.workers(one.model_root) if w.place not in has and w.has_host]
         if not others:
             return []
         brought = self._brought.setdefault(one.group, _Brought(one.chain))
         brought.cool_since_s = None
-        if view.now_s - brought.asked_s < _ASK_EVERY_S:
-            return []
-        brought.asked_s = view.now_s
-        if others[0].place not in brought.places:
-            brought.places.append(others[0].place)
+        borne = self._worker_uses * max(1, len(has))
         reason = f"{one.uses_per_s:.1f} uses a second, more than {borne:g} at {len(has)} workers"
-        return [FetchPages(others[0].place, one.chain, reason)]
+        orders: list[Order] = []
+        # Those that were told to are first, so that no further ones are told while pages are on their way.
+        others.sort(key=lambda worker: worker.place not in brought.places)
+        for worker in others[: self._wanted(one) - max(1, len(has))]:
+            if worker.place not in brought.places:
+                brought.places.append(worker.place)
+            orders.append(FetchPages(worker.place, one.chain, reason))
+        return orders
 
     def _cooled(self, group: PageKey, one: GroupView | None, view: ClusterView) -> list[Order]:
         """Return the order that lets a worker go of pages that have been cool for long enough."""
@@ -146,5 +156,3 @@ class _Brought:
     places: list[PlaceId] = field(default_factory=list)
     """The latest last."""
     cool_since_s: float | None = None
-    asked_s: float = float("-inf")
-    """When a worker was told last: what it brings is known a moment later."""

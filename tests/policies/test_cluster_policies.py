@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from hypothesis import given, strategies as st
 
@@ -159,7 +160,7 @@ def test_a_hot_prompts_pages_are_brought_near_another_worker_and_let_go_of_when_
     (order,) = policy.decide(workers_view(12.0, A, now_s=1.0))
     assert isinstance(order, FetchPages)
     assert (order.place, order.pages) == (B, CHAIN)
-    assert list(policy.decide(workers_view(12.0, A, now_s=2.0))) == [], "it was told"
+    assert list(policy.decide(workers_view(12.0, A, now_s=2.0))) == [order], "until it is there"
     assert list(policy.decide(workers_view(99.0, A, B, now_s=10.0))) == [], "2 is the most"
     assert list(policy.decide(workers_view(4.0, A, B, now_s=20.0))) == []
     (order,) = policy.decide(workers_view(4.0, A, B, now_s=25.0))
@@ -167,6 +168,21 @@ def test_a_hot_prompts_pages_are_brought_near_another_worker_and_let_go_of_when_
     assert (order.place, order.start, order.also_last) == (B, 32, False)
     assert list(policy.decide(workers_view(4.0, A, now_s=40.0))) == [], "A was never told to fetch"
     assert list(ReplicateHot().decide(workers_view(99.0, A))) == [], "1 leaves it to routing"
+
+
+def test_a_stampede_is_brought_near_as_many_workers_as_it_takes_at_once_and_whole() -> None:
+    policy = ReplicateHot(workers=4, worker_uses=10.0)
+    places = [PlaceView(PlaceId(f"w{n}"), PlaceKind.WORKER, has_host=True) for n in range(5)]
+    chain = tuple(key(n) for n in range(1, 65))
+    trunk = GroupView(chain[0], 35.0, 1, chain[:32], (places[0].place,))
+    whole = GroupView(chain[32], 35.0, 1, chain, (places[0].place,))
+    seen = ClusterView(1, 1, [trunk, whole], 0.0, places)
+    found = [one for one in policy.decide(seen) if isinstance(one, FetchPages)]
+    assert [one.place for one in found] == ["w1", "w2", "w3"]
+    assert all(one.pages == chain for one in found)
+    busy = [replace(one, waiting=9 * (one.place == "w1")) for one in places]
+    again = [o for o in policy.decide(replace(seen, places=busy)) if isinstance(o, FetchPages)]
+    assert {one.place for one in again} == {"w1", "w2", "w3"}, "pages are on their way there"
 
 
 def meant(policy: Replicate, *groups: GroupView) -> list[tuple[int, int]]:
