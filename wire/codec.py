@@ -62,9 +62,10 @@ def too_large(
         return f"A header of {len(header)} bytes is too large: at most {limits.max_header_bytes}."
     if len(frames) > limits.max_frames:
         return f"{len(frames)} frames are too many: at most {limits.max_frames}."
-    largest = max((memoryview(frame).nbytes for frame in frames), default=0)
-    if largest > limits.max_frame_bytes:
-        return f"A frame of {largest} bytes is too large: at most {limits.max_frame_bytes}."
+    for frame in frames:
+        size = memoryview(frame).nbytes
+        if size > limits.max_frame_bytes:
+            return f"A frame of {size} bytes is too large: at most {limits.max_frame_bytes}."
     return None
 
 
