@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
+
+import msgspec
 
 from pie.page.events import PlaceId
 from pie.page.key import PageKey
@@ -22,8 +23,7 @@ _SLOWEST_TOKENS_PER_S = 1.0
 """What a rate counts as that is not known yet or makes no sense."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestView:
+class RequestView(msgspec.Struct, frozen=True):
     """What a policy may know of a request."""
 
     request_id: str
@@ -37,8 +37,7 @@ class RequestView:
     """Leading tokens that many requests share that run now, wherever they run."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerView:
+class WorkerView(msgspec.Struct, frozen=True):
     """One worker that could take the request, as the router knows it now.
 
     Token counts are of the prompt's leading run: `device_tokens` could be used at once,
@@ -48,7 +47,7 @@ class WorkerView:
     place: PlaceId
     device_tokens: int
     """Held in device memory or now being computed there."""
-    loads: Mapping[str, int] = field(default_factory=dict)
+    loads: Mapping[str, int] = msgspec.field(default_factory=dict)
     """Tokens that the worker would fetch, by tier: `host`, `disk`, `pool`."""
     queued_tokens: int = 0
     """Prompt tokens ahead of this request: waiting or in prefill."""
@@ -57,7 +56,7 @@ class WorkerView:
     running: int = 0
     """Sequences in decode."""
     prefill_tokens_per_s: float = 1000.0
-    load_tokens_per_s: Mapping[str, float] = field(default_factory=dict)
+    load_tokens_per_s: Mapping[str, float] = msgspec.field(default_factory=dict)
     decode_step_ms: float = 50.0
     free_share: float = 1.0
     """How much of its device memory is free or only kept for later, from 0 to 1."""
@@ -98,8 +97,7 @@ class WorkerView:
         return max(self.queued_tokens, 0) * 1000 / divisible(self.prefill_tokens_per_s)
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
+class Cost(msgspec.Struct, frozen=True):
     """One candidate's estimated time to first token, and what it is made of, in milliseconds."""
 
     place: PlaceId
@@ -110,8 +108,7 @@ class Cost:
     decode_share_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True):
     """The worker that takes the request, and why."""
 
     place: PlaceId

@@ -230,7 +230,8 @@ class WorkerBooks:
 
 def _count_down(counts: Counter[PageKey], keys: Sequence[PageKey]) -> None:
     for key in keys:
-        if counts[key] > 1:
-            counts[key] -= 1
+        if (left := counts[key] - 1) > 0:
+            counts[key] = left
         else:
-            del counts[key]
+            # `del` of a Counter is a method in Python.
+            counts.pop(key)

@@ -12,8 +12,9 @@ import logging
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Generic, TypeVar
+
+import msgspec
 
 from pie.index.contract import IndexReader, PlaceRecord
 from pie.index.runs import MaskRun
@@ -43,12 +44,11 @@ _HOP_PAGES = 64
 """Pages asked for where a run goes on at another pool node: two of the groups that nodes keep."""
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(msgspec.Struct, frozen=True):
     """How many of a prompt's leading pages a worker could use, by where they are."""
 
     device_pages: int = 0
-    load_pages: Mapping[str, int] = field(default_factory=dict)
+    load_pages: Mapping[str, int] = msgspec.field(default_factory=dict)
 
     @property
     def pages(self) -> int:
@@ -60,8 +60,7 @@ Link = TypeVar("Link", bound=WorkerBooks)
 """What a worker is to the caller."""
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen(Generic[Link]):
+class Chosen(msgspec.Struct, Generic[Link], frozen=True):
     """A worker, and what the choice was made from."""
 
     link: Link

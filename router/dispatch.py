@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 import time
 from collections.abc import Iterator, Sequence
+
+import msgspec
 
 from pie.router.books import Running
 from pie.router.choice import Chooser, Chosen
@@ -139,7 +140,7 @@ class Dispatcher:
         )
         if generation.order.prompt_logprobs is not None and chosen.awaited_pages:
             # All of the prompt is computed, whoever has its pages.
-            chosen = dataclasses.replace(chosen, awaited_pages=0)
+            chosen = msgspec.structs.replace(chosen, awaited_pages=0)
         if generation.model_root not in (None, chosen.link.record.model_root):
             self._metrics.other_models.inc()
             log.info("request %s goes on at another model", generation.request_id)
@@ -295,7 +296,7 @@ def _with_leader(generation: Generation, links: Sequence[WorkerLink]) -> Chosen[
         return None
     if leader.chosen is None or leader.chosen.link not in links:
         return None
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         leader.chosen,
         predicted_tokens=len(leader.chosen.prefix.ids),
         fork_of=leader.attempt_id,

@@ -25,8 +25,9 @@ class Gate:
     def __init__(self, most: int, retry_after_s: float, metrics: RouterMetrics) -> None:
         self._most = most
         self._retry_after_s = retry_after_s
-        self._metrics = metrics
         self._inside = 0
+        # Asked when somebody reads it: it changes twice with each request.
+        metrics.in_flight.set_function(lambda: self._inside)
         self._draining = False
         self._empty = asyncio.Event()
         self._empty.set()
@@ -90,7 +91,6 @@ class Gate:
 
     def _count(self, sequences: int) -> None:
         self._inside += sequences
-        self._metrics.in_flight.set(self._inside)
         if self._inside:
             self._empty.clear()
         else:

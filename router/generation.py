@@ -12,6 +12,7 @@ import time
 from array import array
 from dataclasses import dataclass
 
+import msgspec
 from blake3 import blake3
 
 from pie.page.events import PlaceId
@@ -25,8 +26,7 @@ from pie.router.prompt import Prompt
 from pie.wire.messages import FinishReason, Grammar, Refused, Sampling, Started, TokenDelta
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
+class Order(msgspec.Struct, frozen=True):
     """What is asked of any worker."""
 
     model: ServedModel

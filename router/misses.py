@@ -11,7 +11,6 @@ behind rather than the page evicted.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 
 import msgspec
@@ -31,8 +30,7 @@ class Miss(msgspec.Struct, frozen=True):
     reason: MissReason
 
 
-@dataclass(frozen=True, slots=True)
-class Promise:
+class Promise(msgspec.Struct, frozen=True):
     """What was known of a prompt when its worker was chosen, in leading pages."""
 
     own_pages: int = 0

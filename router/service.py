@@ -204,6 +204,8 @@ class RouterService:
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                # Who a proxy speaks for decides nothing here.
+                proxy_headers=False,
                 timeout_keep_alive=_KEEP_ALIVE_S,
                 # What is left when draining is over has been cancelled.
                 timeout_graceful_shutdown=1,

@@ -346,17 +346,23 @@ class GenerationBody(BaseModel):
         Raises:
             ApiError: Two fields say it, or one says too much.
         """
-        guided = StructuredOutputs(
+        outputs, guided = self.structured_outputs, self._guided()
+        return only_one(
+            format_grammar(self.response_format),
+            None if outputs is None else structured_grammar(outputs, "structured_outputs"),
+            None if guided is None else structured_grammar(guided, _guided_field(guided)),
+        )
+
+    def _guided(self) -> StructuredOutputs | None:
+        """Return what vLLM's older fields say together; None where none is given."""
+        given = (self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
+        if given == (None, None, None, None):
+            return None
+        return StructuredOutputs(
             json=self.guided_json,
             regex=self.guided_regex,
             choice=self.guided_choice,
             grammar=self.guided_grammar,
-        )
-        outputs = self.structured_outputs
-        return only_one(
-            format_grammar(self.response_format),
-            None if outputs is None else structured_grammar(outputs, "structured_outputs"),
-            structured_grammar(guided, _guided_field(guided)),
         )
 
     @property
