@@ -19,6 +19,7 @@ from pie.router.access import ANYBODY
 from pie.router.errors import ApiError, overloaded, server_error, shown
 from pie.router.settings import RouterSettings
 from pie.router.sse import DONE, event
+from pie.router.waiting import Begun, within
 
 JSON = "application/json"
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -158,6 +159,10 @@ class Exchange:
             ApiError: 504; the request has no more time.
             ClientGoneError: The client hung up.
         """
+        # Most work is done at once, and then timers and a task would take longer than the work.
+        begun = Begun(work)
+        if begun.is_over:
+            return begun.result
         limit_s = self._settings.request_timeout_s
         loop = asyncio.get_running_loop()
         watching: list[asyncio.Task[None]] = []
@@ -171,11 +176,10 @@ class Exchange:
         def begin() -> None:
             watching.append(loop.create_task(self.watch(end)))
 
-        # Most work is done at once, and then a task would take longer than the work.
         later = loop.call_later(_WATCHED_AFTER_S, begin)
         try:
             async with asyncio.timeout(limit_s - (time.monotonic() - self.arrived_s)) as limit:
-                return await work
+                return await begun
         except TimeoutError:
             if gone:
                 raise ClientGoneError from None
@@ -241,8 +245,7 @@ class Exchange:
         settings = self._settings
         left_s = until_s - time.monotonic()
         try:
-            async with asyncio.timeout(min(settings.body_timeout_s, left_s)):
-                return await self._receive()
+            return await within(min(settings.body_timeout_s, left_s), self._receive())
         except TimeoutError:
             raise ApiError(
                 408,
@@ -269,8 +272,7 @@ class Exchange:
     async def _push(self, message: Message) -> None:
         """Hand a part of the answer on; waits while the client's buffer is full."""
         try:
-            async with asyncio.timeout(self._settings.send_timeout_s):
-                await self._send(message)
+            await within(self._settings.send_timeout_s, self._send(message))
         except (TimeoutError, OSError) as error:
             raise ClientGoneError from error
 
