@@ -50,6 +50,8 @@ Clock = Callable[[], datetime]
 _SLOT_BYTES = 8
 _FORMAT_CHARS = 1024
 _REFUSAL_CHARS = 1000
+_MOST_ATTRIBUTES = 4096
+"""Templates may make up names."""
 
 
 class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
@@ -67,6 +69,8 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             optimized=False,
             finalize=_written,
         )
+        self._is_safe: dict[tuple[type, str], bool] = {}
+        """Whether templates may use an attribute of values of a type, as far as that was asked."""
         self.intercepted_binops = frozenset({"+", "-", "*", "%", "**"})
         self.filters["tojson"] = to_json
         self.filters = {name: guarded_filter(name, work) for name, work in self.filters.items()}
@@ -93,7 +97,10 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         """
         tree = Counted().visit(self.parse(source))
         tree.set_environment(self)
-        return self.from_string(tree)
+        template = self.from_string(tree)
+        # jinja2 makes a chain of dictionaries of these and goes through it anew for each rendering.
+        template.globals = dict(template.globals)
+        return template
 
     def call(
         self,
@@ -132,7 +139,14 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:  # noqa: ANN401
         """Whether a template may use an attribute, which must be among those allowed."""
-        return super().is_safe_attribute(obj, attr, value) and is_allowed(obj, attr)
+        # What jinja2 looks at and what we do is the value's type, in a dozen steps.
+        named = (type(obj), attr)
+        is_safe = self._is_safe.get(named)
+        if is_safe is None:
+            is_safe = super().is_safe_attribute(obj, attr, value) and is_allowed(obj, attr)
+            if len(self._is_safe) < _MOST_ATTRIBUTES:
+                self._is_safe[named] = is_safe
+        return is_safe
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:  # noqa: ANN401
         """Return a limited `str.format` or `str.format_map`, where `value` is one of them."""
