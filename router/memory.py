@@ -12,25 +12,24 @@ import struct
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 
+import msgspec
 from blake3 import blake3
 
 _ENTRY_BYTES = 400
 """What an entry takes besides its ids, measured with `sys.getsizeof` and rounded up."""
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(msgspec.Struct, frozen=True):
     """One message as the memory sees it."""
 
     role: str
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Remembered:
+class Remembered(msgspec.Struct, frozen=True):
     """The ids of a rendered conversation up to the end of an answer."""
 
     chars: int
@@ -38,11 +37,51 @@ class Remembered:
     ids: array[int]
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(msgspec.Struct, frozen=True):
     digest: bytes
     """BLAKE3 of the rendered text: a hit is checked against the text itself."""
     found: Remembered
+
+
+class Said:
+    """What has been said in a conversation, named and hashed once: to look for it, and then to add its answer.
+
+    Args:
+        space: What keeps models and salts apart.
+        turns: The messages.
+    """
+
+    def __init__(self, space: bytes, turns: Sequence[Turn]) -> None:
+        self._space = space
+        self.turns = turns
+        self._hashed = blake3()
+        self._rendered = ""
+
+    @cached_property
+    def keys(self) -> Sequence[bytes]:
+        """Names of its beginnings, one for each message."""
+        return list(_chain(self._space, self.turns))
+
+    @property
+    def answers(self) -> Iterator[bytes]:
+        """Names of those that end with an answer."""
+        return (
+            key for turn, key in zip(self.turns, self.keys, strict=True) if turn.role == "assistant"
+        )
+
+    def with_answer(self, answer: str) -> bytes:
+        """Return the name of all of it with an answer behind it."""
+        before = self.keys[-1] if self.turns else self._space
+        return next(_chain(before, (Turn("assistant", answer),)))
+
+    def digest(self, rendered: str, chars: int) -> bytes:
+        """Return BLAKE3 of a text's first `chars` characters; cheap for a text that goes on as the last one did."""
+        seen = len(self._rendered)
+        if seen > chars or not rendered.startswith(self._rendered):
+            self._hashed, seen = blake3(), 0
+        self._hashed.update(_utf8(rendered[seen:chars]))
+        self._rendered = rendered[:chars]
+        return self._hashed.digest()
 
 
 class AnswerMemory:
@@ -62,14 +101,11 @@ class AnswerMemory:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def remember(
-        self, space: bytes, turns: Iterable[Turn], answer: str, rendered: str, ids: array[int]
-    ) -> None:
+    def remember(self, said: Said, answer: str, rendered: str, ids: array[int]) -> None:
         """Keep the ids of a conversation that ended with an answer.
 
         Args:
-            space: What keeps models and salts apart.
-            turns: The messages that were asked about.
+            said: What was asked about.
             answer: The text that the client was given.
             rendered: The rendered prompt, up to where the answer began.
             ids: Ids of `rendered` and `answer` together, without the token that ended the answer.
@@ -77,11 +113,8 @@ class AnswerMemory:
         size = _ENTRY_BYTES + len(ids) * ids.itemsize
         if size > self.budget_bytes:
             return
-        key = space
-        for key in _chain(space, (*turns, Turn("assistant", answer))):  # noqa: B007
-            pass
-        text = rendered + answer
-        entry = _Entry(blake3(_utf8(text)).digest(), Remembered(len(text), ids))
+        key, chars = said.with_answer(answer), len(rendered) + len(answer)
+        entry = _Entry(said.digest(rendered + answer, chars), Remembered(chars, ids))
         with self._lock:
             old = self._entries.pop(key, None)
             if old is not None:
@@ -92,29 +125,21 @@ class AnswerMemory:
                 _, victim = self._entries.popitem(last=False)
                 self.used_bytes -= _size(victim)
 
-    def recall(self, space: bytes, turns: Iterable[Turn], rendered: str) -> Remembered | None:
+    def recall(self, said: Said, rendered: str) -> Remembered | None:
         """Return the longest remembered beginning of `rendered`; None where there is none."""
         if not self._entries:
             return None
-        turns = tuple(turns)
-        keys = [
-            key
-            for turn, key in zip(turns, _chain(space, turns), strict=True)
-            if turn.role == "assistant"
-        ]
+        keys = list(said.answers)
         with self._lock:
             known = [(key, entry) for key in keys if (entry := self._entries.get(key)) is not None]
         best: bytes | None = None
         found: Remembered | None = None
-        # The text is hashed once, however many of its beginnings are known.
-        hashed, seen = blake3(), 0
+        # The shorter ones first, so that the text is hashed once, however many of its beginnings are known.
         for key, entry in sorted(known, key=lambda one: one[1].found.chars):
             chars = entry.found.chars
             if chars > len(rendered):
                 break
-            hashed.update(_utf8(rendered[seen:chars]))
-            seen = chars
-            if hashed.digest() == entry.digest:
+            if said.digest(rendered, chars) == entry.digest:
                 best, found = key, entry.found
         if best is not None:
             with self._lock:

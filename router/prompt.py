@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TypeVar
 
 import msgspec
 
 from pie.router.errors import ApiError, invalid
-from pie.router.memory import AnswerMemory, Turn
+from pie.router.memory import AnswerMemory, Said, Turn
 from pie.router.turns import Turns
 from pie.tokens.detokenizer import Detokenizer
 from pie.tokens.errors import TemplateError, TextError
@@ -47,8 +46,7 @@ _CONTEXT_IDS = 64
 """Ids of the prompt that the first characters of an answer may depend on, and more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Conversation:
+class Conversation(msgspec.Struct, frozen=True):
     """What a chat template is given."""
 
     messages: Sequence[Message]
@@ -59,18 +57,16 @@ class Conversation:
     """Whether the beginning of an answer follows."""
     continues: bool = False
     """Whether the last message is to be gone on with."""
-    variables: Mapping[str, object] = field(default_factory=dict)
+    variables: Mapping[str, object] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(msgspec.Struct, frozen=True):
     """A prompt's ids, and for a conversation what the next turn will need."""
 
     ids: array[int]
-    turns: tuple[Turn, ...] = ()
     rendered: str = ""
-    space: bytes = b""
-    """What keeps its remembered answers apart from those of other models and salts."""
+    said: Said | None = None
+    """Under which name its answer is remembered; None where it is not."""
 
 
 class PromptMaker:
@@ -151,6 +147,8 @@ class PromptMaker:
         Raises:
             ApiError: One is not Unicode.
         """
+        if not words:
+            return ()
 
         def work() -> tuple[tuple[int, ...], ...]:
             found: dict[tuple[int, ...], None] = {}
@@ -209,13 +207,14 @@ class PromptMaker:
         self, prompt: Prompt, text: str, output_ids: Sequence[int], *, tenant: str = ""
     ) -> None:
         """Keep the ids of an answer, where the text that a client saw is just what they spell."""
-        if not prompt.rendered or not text:
+        said = prompt.said
+        if said is None or not prompt.rendered or not text:
             return
         ids = array("I", output_ids)
-        long = len(ids) > _THREAD_IDS or self._is_long(len(prompt.rendered), prompt.turns)
-        await self.run(long, lambda: self._remember(prompt, text, ids), tenant)
+        long = len(ids) > _THREAD_IDS or self._is_long(len(prompt.rendered), said)
+        await self.run(long, lambda: self._remember(prompt, said, text, ids), tenant)
 
-    def _remember(self, prompt: Prompt, text: str, ids: array[int]) -> None:
+    def _remember(self, prompt: Prompt, said: Said, text: str, ids: array[int]) -> None:
         special = self.tokenizer.special_ids
         if ids and ids[-1] in special:
             ids.pop()
@@ -226,29 +225,32 @@ class PromptMaker:
         if count is None:
             return
         del ids[count:]
-        self._memory.remember(
-            prompt.space, prompt.turns, text, prompt.rendered, array("I", prompt.ids) + ids
-        )
+        self._memory.remember(said, text, prompt.rendered, prompt.ids + ids)
 
     def _spelling(self, prompt: Prompt, ids: array[int], text: str) -> int | None:
         """Return how many of an answer's leading ids spell `text`; None where they do not."""
-        detokenizer = Detokenizer(self.tokenizer, prompt.ids[-_CONTEXT_IDS:].tolist())
+        context = prompt.ids[-_CONTEXT_IDS:].tolist()
+        detokenizer = Detokenizer(self.tokenizer, context)
+        # As a rule all of them do, and the last one is needed for it.
+        begun = detokenizer.push(ids[:-1])
+        if len(begun) < len(text):
+            whole = begun + detokenizer.push(ids[-1:])
+            if len(whole) < len(text):
+                whole += detokenizer.flush()
+            return len(ids) if whole == text else None
+        detokenizer = Detokenizer(self.tokenizer, context)
         pieces: list[str] = []
         chars = count = 0
-        for id_ in ids:
-            count += 1
-            piece = detokenizer.push((id_,))
+        while chars < len(text):
+            piece = detokenizer.push(ids[count : count + 1])
             pieces.append(piece)
             chars += len(piece)
-            if chars >= len(text):
-                break
-        else:
-            pieces.append(detokenizer.flush())
+            count += 1
         return count if "".join(pieces) == text else None
 
-    def _is_long(self, chars: int, turns: Sequence[Turn]) -> bool:
+    def _is_long(self, chars: int, said: Said) -> bool:
         """Whether a conversation would stall streams."""
-        return chars > self._thread_bytes or len(turns) > _THREAD_TURNS
+        return chars > self._thread_bytes or len(said.turns) > _THREAD_TURNS
 
     async def run(self, long: bool, work: Callable[[], T], tenant: str) -> T:
         """Do short work here, and long work in a thread when it is the tenant's turn.
@@ -279,7 +281,8 @@ class PromptMaker:
             if len(ids) >= context_tokens:
                 raise too_long("messages", context_tokens, len(ids))
             return Prompt(ids)
-        known = self._memory.recall(space, turns, rendered)
+        said = Said(space, turns)
+        known = self._memory.recall(said, rendered)
         if known is not None and rendered.startswith(self._breaks, known.chars):
             room = context_tokens - len(known.ids)
             ids = known.ids + self._remembering(space, rendered[known.chars :], room)
@@ -287,7 +290,7 @@ class PromptMaker:
             ids = self._remembering(space, rendered, context_tokens)
         if len(ids) >= context_tokens:
             raise too_long("messages", context_tokens, len(ids))
-        return Prompt(ids, turns, rendered, space)
+        return Prompt(ids, rendered, said)
 
     def _text(self, text: str, context_tokens: int, keep: int | None) -> Prompt:
         room = context_tokens if keep is None else _ALL
@@ -319,17 +322,17 @@ class PromptMaker:
 
 
 def _is_heavy(values: object, most_chars: int) -> bool:
-    """Whether texts, in whatever they are nested, have more characters; looks at no more than it must."""
+    """Whether texts, in whatever JSON they are nested, have more characters; looks at no more than it must."""
     left, stack = most_chars, [values]
     while stack:
         value = stack.pop()
         if isinstance(value, str):
             left -= len(value)
-        elif isinstance(value, Mapping):
+        elif isinstance(value, dict):
             left -= _NODE_CHARS * len(value)
             if left >= 0:
                 stack += (*value, *value.values())
-        elif isinstance(value, Sequence):
+        elif isinstance(value, list | tuple):
             left -= _NODE_CHARS * len(value)
             if left >= 0:
                 stack += value
