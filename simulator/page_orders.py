@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from pie.page.key import PageKey
-from pie.policies.cluster_manager import PageOrder
 from pie.policies.cluster_policy import LetGo, StorePages
+from pie.policies.order_checks import PageOrder
 from pie.pool.pace import Pace
 from pie.pool.placement import GROUP_PAGES
 from pie.simulator.clock import Clock
