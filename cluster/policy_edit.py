@@ -24,7 +24,7 @@ from pie.cluster.status import Trust
 from pie.policies.errors import PolicyFileError
 from pie.policies.loader import load_policies
 from pie.router.api.listing import ApiErrorBody
-from pie.router.api.policies import Applied, ApplyBody, PolicyEvents, PolicyReport
+from pie.router.api.policies import Applied, ApplyBody, PolicyEvents, PolicyReport, PolicyText
 
 _TIMEOUT_S = 15.0
 _EVERYWHERE_S = 5.0
@@ -49,6 +49,15 @@ class Desk:
             NotRunningError: No router answers there.
         """
         return msgspec.json.decode(self._ask("GET", None), type=PolicyReport)
+
+    def text(self, version: int) -> str | None:
+        """Return the text of a version; None where that is what each place's configuration names, or the built-ins for 0.
+
+        Raises:
+            NotRunningError: No router answers there, or it has no such version any more.
+        """
+        answer = self._ask("GET", None, f"/versions/{version}")
+        return msgspec.json.decode(answer, type=PolicyText).text
 
     def events(self) -> PolicyEvents:
         """Return what cluster policies did lately, the newest first.
@@ -125,7 +134,7 @@ def watch_file(desk: Desk, file: Path, say: Say) -> Iterator[None]:
     """
 
     def take(text: str) -> None:
-        if text == _text_in_force(desk.report()):
+        if text == _text_in_force(desk, desk.report().version):
             say(f"{file} is in force")
         else:
             _applied(desk, text, file.name, say)
@@ -155,11 +164,11 @@ def roll_back(desk: Desk, to: int | None, say: Say) -> bool:
         )
         if not report.version:
             raise ConfigError(["nothing was applied, so there is nothing to go back from"])
-    texts = {one.version: one.text for one in report.versions} | {0: None}
-    if to not in texts:
-        known = ", ".join(map(str, sorted(texts)))
+    versions = {one.version for one in report.versions} | {0}
+    if to not in versions:
+        known = ", ".join(map(str, sorted(versions)))
         raise ConfigError([f"there is no version {to}; there are {known}"])
-    return _applied(desk, texts[to], f"rollback to {to}", say)
+    return _applied(desk, desk.text(to) if to else None, f"rollback to {to}", say)
 
 
 def history(desk: Desk) -> str:
@@ -217,11 +226,11 @@ def difference(desk: Desk, file: Path) -> str:
         ConfigError: It is not acceptable.
         NotRunningError: No router answers.
     """
-    report = desk.report()
-    name = f"version {report.version}" if report.version else "in force"
+    version = desk.report().version
+    name = f"version {version}" if version else "in force"
     try:
         before = load_policies(
-            _text_in_force(report) or "", name=name, folder=file.absolute().parent
+            _text_in_force(desk, version) or "", name=name, folder=file.absolute().parent
         )
     except PolicyFileError as error:
         raise ConfigError(str(error).splitlines()) from error
@@ -255,7 +264,7 @@ def _applied(desk: Desk, text: str | None, note: str, say: Say) -> bool:
     return all(one.version == version for one in places)
 
 
-def _text_in_force(report: PolicyReport) -> str | None:
+def _text_in_force(desk: Desk, version: int) -> str | None:
     """Return the text that is in force; None where it is the built-ins."""
-    text = {one.version: one.text for one in report.versions}.get(report.version)
-    return report.own if text is None else text
+    text = desk.text(version) if version else None
+    return desk.text(0) if text is None else text

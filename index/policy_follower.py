@@ -4,14 +4,13 @@ Covers noticing a new version in Redis and saying which one the place runs. Does
 with a version (`pie.policies.versions`, and whoever owns them).
 
 A place asks every half second: a version is everywhere within a second, and what was missed while
-Redis was away is seen when it is back. A version is its number and its text: in a Redis that was emptied numbers begin
+Redis was away is seen when it is back. A version is its number and its digest: in a Redis that was emptied numbers begin
 again. Such a Redis is told the latest version that a place knows of.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -31,6 +30,7 @@ from pie.index.policy_store import (
     PolicyKeys,
     PolicyVersion,
     RefusedEdit,
+    head_of,
     read_count,
     read_refused,
     read_version,
@@ -83,6 +83,8 @@ class PolicyFollower:
         self._seen = 0
         """The number of the latest version that was seen, taken on or not."""
         self._seen_raw = b""
+        self._seen_digest = b""
+        """As Redis told it."""
         self._again_at_s: float | None = None
         self._on_copies = on_copies
         self._copies: bytes | str = b""
@@ -129,7 +131,7 @@ class PolicyFollower:
             if number < self._seen and await self._restore(number):
                 return
             if number and (self._is_other(number, digest) or self._is_due()):
-                await self._change(number)
+                await self._change(number, digest)
                 await self._ask()
         except PageIndexError as error:
             self._trouble.begins("policies in Redis cannot be followed: %s", error)
@@ -140,8 +142,7 @@ class PolicyFollower:
             self._trouble.ends("policies in Redis are followed again")
 
     def _is_other(self, number: int, digest: bytes) -> bool:
-        seen = hashlib.sha1(self._seen_raw, usedforsecurity=False).hexdigest().encode()
-        return (number, digest) != (self._seen, seen)
+        return (number, digest) != (self._seen, self._seen_digest)
 
     def _is_due(self) -> bool:
         return self._again_at_s is not None and time.monotonic() >= self._again_at_s
@@ -149,7 +150,7 @@ class PolicyFollower:
     async def _ask(self) -> tuple[int, bytes]:
         """Say what this place runs; return the number of the version in force, 0 for none, and its SHA-1."""
         names = self._keys
-        keys = [names.places, names.count, names.copies, names.refused, names.versions]
+        keys = [names.places, names.count, names.copies, names.refused, names.heads, names.versions]
         state = msgspec.json.encode(self.state)
         async with asking(self._settings.request_timeout_s):
             told = await self._client.eval(TELL, len(keys), *keys, self._place, state)
@@ -174,22 +175,25 @@ class PolicyFollower:
         async with asking(self._settings.request_timeout_s):
             is_restored = await self._client.eval(
                 RESTORE,
-                2,
+                3,
                 self._keys.count,
                 self._keys.versions,
+                self._keys.heads,
                 str(number),
                 str(self._seen),
                 self._seen_raw,
+                head_of(self._seen_raw),
             )
         if is_restored:
             log.warning("Redis has lost version %d of the policies, and was told it", self._seen)
         return True
 
-    async def _change(self, number: int) -> None:
+    async def _change(self, number: int, digest: bytes) -> None:
         raw = await self._raw(number)
         if raw is None:
             return
         self._seen, self._seen_raw, self._again_at_s = number, raw, None
+        self._seen_digest = digest
         try:
             async with asyncio.timeout(_TAKE_S):
                 reason = await self._take(number, read_version(raw))

@@ -4,7 +4,8 @@ Covers versions and places as tools read and write them. Does not cover followin
 (`pie.index.policy_follower`) or what a file may say (`pie.policies.loader`).
 
     <prefix>:{policies}:count     number of the version in force
-    <prefix>:{policies}:versions  hash: number → version, as JSON; the latest 100
+    <prefix>:{policies}:versions  hash: number → version, as JSON; the latest 100, of 16 MiB together
+    <prefix>:{policies}:heads     hash: number → of the version SHA-1, bytes, and what is told of it without its text as JSON, with spaces between
     <prefix>:{policies}:places    hash: place → Redis's time in seconds, a space, what it runs as JSON
     <prefix>:{policies}:refused   the latest edit of a watched file, as JSON, where it was not acceptable
 """
@@ -12,6 +13,7 @@ Covers versions and places as tools read and write them. Does not cover followin
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import time
 from collections.abc import Sequence
 from typing import cast
@@ -24,6 +26,8 @@ from pie.index.errors import IndexStrangeError
 from pie.index.settings import IndexSettings
 
 _MOST_VERSIONS = 100
+_MOST_BYTES = 16 << 20
+"""Of all versions; the one in force stays whatever its size."""
 _MOST_PROBLEMS = 20
 _HEARD_OF_S = 10
 """A place that has said nothing for so long is not waited for."""
@@ -35,16 +39,36 @@ _MOST_DIGITS = 15
 _APPLY = """
 local number = redis.call('INCR', KEYS[1])
 redis.call('HSET', KEYS[2], number, ARGV[1])
-redis.call('HDEL', KEYS[2], number - tonumber(ARGV[2]))
+redis.call('HSET', KEYS[4], number, ARGV[2])
 redis.call('DEL', KEYS[3])
+redis.call('HDEL', KEYS[2], number - tonumber(ARGV[3]))
+local earlier, sizes, room = {}, {}, ARGV[4] - #ARGV[1]
+local heads = redis.call('HGETALL', KEYS[4])
+for at = 1, #heads, 2 do
+  local one = #heads[at] <= 15 and tonumber(string.match(heads[at], '^%d+$'))
+  if one and one < number then
+    table.insert(earlier, one)
+    sizes[one] = tonumber(string.match(heads[at + 1], '^%x+ (%d+) ')) or 0
+  end
+end
+table.sort(earlier, function (a, b) return a > b end)
+for _, one in ipairs(earlier) do
+  room = room - sizes[one]
+  if room < 0 or number - one >= tonumber(ARGV[3]) then
+    redis.call('HDEL', KEYS[2], string.format('%d', one))
+    redis.call('HDEL', KEYS[4], string.format('%d', one))
+  end
+end
 return number
 """
 _NOW = "return redis.call('TIME')[1]"
 TELL = """
 redis.call('HSET', KEYS[1], ARGV[1], redis.call('TIME')[1] .. ' ' .. ARGV[2])
 local number = redis.call('GET', KEYS[2]) or '0'
-local version = redis.call('HGET', KEYS[5], number) or ''
-return {number, redis.call('GET', KEYS[3]) or '', redis.call('GET', KEYS[4]) or '', redis.sha1hex(version)}
+local head = redis.call('HGET', KEYS[5], number)
+-- Who wrote the version may not have written one.
+local digest = head and string.sub(head, 1, 40) or redis.sha1hex(redis.call('HGET', KEYS[6], number) or '')
+return {number, redis.call('GET', KEYS[3]) or '', redis.call('GET', KEYS[4]) or '', digest}
 """
 """Say what a place runs; return the number of the version in force, the table of copies, the edit that was refused,
 and the version's SHA-1."""
@@ -62,6 +86,7 @@ if (redis.call('GET', KEYS[1]) or '0') ~= ARGV[1] then
 end
 redis.call('SET', KEYS[1], ARGV[2])
 redis.call('HSET', KEYS[2], ARGV[2], ARGV[3])
+redis.call('HSET', KEYS[3], ARGV[2], ARGV[4])
 return 1
 """
 """Put a version in force again that Redis has lost, unless its number is another one by now."""
@@ -75,6 +100,15 @@ class PolicyVersion(msgspec.Struct, frozen=True):
     applied_unix_s: float
     note: str = ""
     """Where it came from, such as a file's name or `rollback to 3`."""
+
+
+class VersionHead(msgspec.Struct, frozen=True):
+    """What is told of a version without its text."""
+
+    applied_unix_s: float
+    note: str
+    text_bytes: int
+    """0 where every place takes the file that its configuration names."""
 
 
 class PlacePolicies(msgspec.Struct, frozen=True):
@@ -107,6 +141,7 @@ class PolicyKeys:
         base = f"{prefix}:{{policies}}"
         self.count = f"{base}:count"
         self.versions = f"{base}:versions"
+        self.heads = f"{base}:heads"
         self.places = f"{base}:places"
         self.copies = f"{base}:copies"
         self.events = f"{base}:events"
@@ -128,16 +163,20 @@ class PolicyStore:
     def apply(self, text: str | None, note: str) -> int:
         """Make a text the version in force, and return its number."""
         version = PolicyVersion(text, round(time.time(), 3), note)
+        raw = msgspec.json.encode(version)
         self.current()  # What is no number is told better here than by the script.
         with translated():
             number = self._client.eval(
                 _APPLY,
-                3,
+                4,
                 self._keys.count,
                 self._keys.versions,
                 self._keys.refused,
-                msgspec.json.encode(version).decode(),
+                self._keys.heads,
+                raw,
+                head_of(raw),
                 str(_MOST_VERSIONS),
+                str(_MOST_BYTES),
             )
         return int(cast(int, number))
 
@@ -169,14 +208,14 @@ class PolicyStore:
             raw = cast(bytes | None, self._client.hget(self._keys.versions, str(number)))
         return None if raw is None else _version(raw)
 
-    def versions(self) -> dict[int, PolicyVersion]:
-        """Return the versions that are kept and can be read, by number."""
+    def versions(self) -> dict[int, VersionHead]:
+        """Return what is told of the versions that are kept and can be read, by number: a text costs Redis a millisecond."""
         with translated():
-            every = cast(dict[bytes, bytes], self._client.hgetall(self._keys.versions))
+            heads = cast(dict[bytes, bytes], self._client.hgetall(self._keys.heads))
         found = {
-            int(number): version
-            for number, raw in every.items()
-            if _is_number(number) and (version := _version(raw)) is not None
+            int(number): head
+            for number, raw in heads.items()
+            if _is_number(number) and (head := _head(raw)) is not None
         }
         return dict(sorted(found.items()))
 
@@ -207,6 +246,15 @@ class PolicyStore:
 def read_version(raw: bytes | str) -> PolicyVersion:
     """Return a version as it was written."""
     return msgspec.json.decode(raw, type=PolicyVersion)
+
+
+def head_of(raw: bytes) -> bytes:
+    """Return a version's head, as it is written beside it."""
+    version = read_version(raw)
+    size = len((version.text or "").encode("utf-8", "replace"))
+    head = msgspec.json.encode(VersionHead(version.applied_unix_s, version.note, size))
+    digest = hashlib.sha1(raw, usedforsecurity=False).hexdigest()
+    return b"%s %d %s" % (digest.encode(), len(raw), head)
 
 
 def read_refused(raw: bytes | str | None) -> RefusedEdit | None:
@@ -240,6 +288,15 @@ def _version(raw: bytes | str) -> PolicyVersion | None:
     except (ValueError, RecursionError):
         return None
     return version if 0 <= version.applied_unix_s <= LATEST_UNIX_S else None
+
+
+def _head(raw: bytes) -> VersionHead | None:
+    """Return a version's head; None where there is none that can be told."""
+    try:
+        head = msgspec.json.decode(raw.split(b" ", 2)[-1], type=VersionHead)
+    except (ValueError, RecursionError):
+        return None
+    return head if 0 <= head.applied_unix_s <= LATEST_UNIX_S else None
 
 
 def _is_number(raw: bytes) -> bool:

@@ -161,21 +161,7 @@ class RouterApp:
                     methods=["DELETE"],
                 ),
                 *self._inferlets.routes(self._endpoint),
-                Route(
-                    "/admin/policies",
-                    self._endpoint(self._policy_desk.show, admin=True),
-                    methods=get,
-                ),
-                Route(
-                    "/admin/policies",
-                    self._endpoint(self._policy_desk.apply, admin=True),
-                    methods=post,
-                ),
-                Route(
-                    "/admin/policies/events",
-                    self._endpoint(self._policy_desk.events, admin=True),
-                    methods=get,
-                ),
+                *self._policy_desk.routes(partial(self._endpoint, admin=True)),
                 Route("/openapi.json", self._endpoint(self._openapi, public=True), methods=get),
             ],
             exception_handlers={HTTPException: self._no_such_thing},

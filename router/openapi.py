@@ -23,7 +23,7 @@ from pie.router.api.inferlets import (
 )
 from pie.router.api.listing import ApiErrorBody, Model, ModelList
 from pie.router.api.places import DrainBody, WorkerDrained, WorkerTakesAgain
-from pie.router.api.policies import Applied, ApplyBody, PolicyEvents, PolicyReport
+from pie.router.api.policies import Applied, ApplyBody, PolicyEvents, PolicyReport, PolicyText
 from pie.router.api.responses import ResponsesBody
 from pie.router.api.responses_answers import Response, ResponseEvent
 from pie.router.api.tokens import (
@@ -97,6 +97,7 @@ def document() -> dict[str, Any]:
             RunEvent,
             Done,
             PolicyReport,
+            PolicyText,
             PolicyEvents,
             ApplyBody,
             Applied,
@@ -155,6 +156,10 @@ def document() -> dict[str, Any]:
             "/admin/policies/events": {
                 "get": _answer("What cluster policies did, the newest first.", "PolicyEvents")
             },
+            "/admin/policies/versions/{version}": {
+                "get": _answer("The text of one version of the policies.", "PolicyText")
+            }
+            | _in_path("version"),
             "/admin/workers/{worker}/drain": {
                 "post": _answer(
                     "Let a worker leave: no more requests, and its pages go to the pool.",

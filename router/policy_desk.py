@@ -8,10 +8,13 @@ Covers reading versions and applying a text that is acceptable. Does not cover w
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Collection
 from typing import TypeVar
 
 import msgspec
+from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from pie.index.errors import IndexStrangeError, PageIndexError
 from pie.index.orders import Orders
@@ -27,14 +30,17 @@ from pie.router.api.policies import (
     PolicyEvents,
     PolicyPlaceLine,
     PolicyReport,
+    PolicyText,
     PolicyVersionLine,
     RefusedEditLine,
 )
-from pie.router.errors import ApiError, invalid
+from pie.router.endpoint import Handler
+from pie.router.errors import ApiError, invalid, shown
 from pie.router.exchange import Exchange
 
 _MOST_NOTE_CHARS = 200
 _MOST_EVENTS = 200
+_NUMBER = re.compile(r"[0-9]{1,15}")
 
 T = TypeVar("T")
 
@@ -60,6 +66,31 @@ class PolicyDesk:
         self._tenant_tags = tenant_tags
         self._index_url = index_url
         self._index = index
+
+    def routes(self, endpoint: Callable[[Handler], ASGIApp]) -> list[Route]:
+        """Return the paths; `endpoint` makes an application of a handler."""
+        get, post = ["GET"], ["POST"]
+        return [
+            Route("/admin/policies", endpoint(self.show), methods=get),
+            Route("/admin/policies", endpoint(self.apply), methods=post),
+            Route("/admin/policies/events", endpoint(self.events), methods=get),
+            Route("/admin/policies/versions/{version}", endpoint(self.text), methods=get),
+        ]
+
+    async def text(self, exchange: Exchange) -> None:
+        """Answer with the text of one version; of 0 with what this router's configuration names."""
+        named = str(exchange.scope["path_params"]["version"])
+        number = int(named) if _NUMBER.fullmatch(named) else -1
+        if not number:
+            await exchange.respond_json(200, PolicyText(0, self._policies.own.text))
+            return
+        version = None if number < 0 else await self._asked(lambda store: store.version(number))
+        if version is None:
+            text = (
+                f"There is no version {shown(named)}; `/admin/policies` lists those that are kept."
+            )
+            raise ApiError(404, text, param="version", code="not_found")
+        await exchange.respond_json(200, PolicyText(number, version.text))
 
     async def show(self, exchange: Exchange) -> None:
         """Answer with versions and places."""
@@ -130,13 +161,12 @@ class PolicyDesk:
         return PolicyReport(
             version=store.current(),
             versions=[
-                PolicyVersionLine(number, one.applied_unix_s, one.note, one.text)
+                PolicyVersionLine(number, one.applied_unix_s, one.note, one.text_bytes)
                 for number, one in store.versions().items()
             ],
             places=[
                 PolicyPlaceLine(place, one.version, one.refused, one.reason)
                 for place, one in store.places().items()
             ],
-            own=self._policies.own.text,
             refused=refused,
         )

@@ -34,8 +34,16 @@ class PolicyVersionLine(msgspec.Struct, frozen=True):
     version: int
     applied_unix_s: float
     note: str
+    text_bytes: int
+    """Its text's size; 0 where every place took what its configuration names."""
+
+
+class PolicyText(msgspec.Struct, frozen=True):
+    """The text of one version."""
+
+    version: int
     text: str | None
-    """None where every place took what its configuration names."""
+    """None where every place took what its configuration names; of version 0, where that is the built-ins at this router."""
 
 
 class PolicyPlaceLine(msgspec.Struct, frozen=True):
@@ -93,7 +101,5 @@ class PolicyReport(msgspec.Struct, frozen=True):
     """The oldest first."""
     places: list[PolicyPlaceLine]
     """Those heard of in the last ten seconds."""
-    own: str | None
-    """The text that this router's configuration names; None where that is the built-ins."""
     refused: RefusedEditLine | None = None
     """None where no file is watched, or its latest edit took effect."""

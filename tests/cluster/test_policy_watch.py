@@ -177,7 +177,9 @@ def test_what_pie_serve_watches_is_in_force_and_a_bad_edit_is_kept_for_status(
     try:
         file.write_text(LFU)
         until(lambda: store.current() == 1)
-        assert store.versions()[1].text == LFU
+        applied = store.version(1)
+        assert applied is not None
+        assert applied.text == LFU
         file.write_text(BAD)
         until(lambda: store.refused() is not None)
         refused = store.refused()

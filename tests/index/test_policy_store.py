@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from typing import cast
 
 import msgspec
 import pytest
@@ -13,10 +15,11 @@ import redis
 from pie.index import policy_follower
 from pie.index.policy_follower import PolicyFollower
 from pie.index.policy_store import PlacePolicies, PolicyKeys, PolicyStore, PolicyVersion
+from pie.index.server import EmbeddedServer
 from pie.index.settings import IndexSettings
-from tests.support.redis_server import index_settings, redis_server, redis_url
+from tests.support.redis_server import index_settings, own_redis_server, redis_server, redis_url
 
-__all__ = ["index_settings", "redis_server", "redis_url"]
+__all__ = ["index_settings", "own_redis_server", "redis_server", "redis_url"]
 
 pytestmark = pytest.mark.live
 
@@ -82,6 +85,49 @@ def test_versions_are_numbered_from_one_and_the_latest_hundred_are_kept(
     assert (kept.text, kept.note) == ("text 103", "note")
 
 
+def test_versions_are_listed_without_their_texts_and_are_bounded_in_bytes(
+    own_redis_server: EmbeddedServer,
+) -> None:
+    store = PolicyStore(own_redis_server.url)
+    text = "#" * 1_000_000
+    for _ in range(20):
+        store.apply(text, "note")
+    with redis.Redis.from_url(own_redis_server.url) as client:
+        before = client.info("stats")["total_net_output_bytes"]
+        listed = store.versions()
+        told = client.info("stats")["total_net_output_bytes"] - before
+    assert list(listed) == list(range(5, 21)), "16 MiB are kept"
+    assert {one.text_bytes for one in listed.values()} == {len(text)}
+    assert told < 100_000
+    assert store.apply("x", "") == 21
+    assert list(store.versions()) == list(range(5, 22))
+    store.close()
+
+
+async def test_a_version_without_a_digest_beside_it_is_followed(
+    store: PolicyStore, index_settings: IndexSettings, follow: Callable[[str], Follower]
+) -> None:
+    one = follow("w0")
+    await one.follower.start()
+    store.apply("first", "note")
+    await until(lambda: one.taken == [(1, "first")])
+    keys = PolicyKeys(index_settings.key_prefix)
+    with redis.Redis.from_url(index_settings.url) as client:
+        head = cast(bytes, client.hget(keys.heads, "1"))
+        raw = cast(bytes, client.hget(keys.versions, "1"))
+        assert head[:40] == hashlib.sha1(raw, usedforsecurity=False).hexdigest().encode()
+        client.delete(keys.heads)
+        store.apply("second", "")
+        await until(lambda: one.taken[-1] == (2, "second"))
+        assert len(one.taken) == 2
+        # Whatever is told is taken once, not twice a second.
+        client.hset(keys.heads, "2", "junk")
+        await until(lambda: len(one.taken) == 3)
+        store.apply("third", "")
+        await until(lambda: one.taken[-1] == (3, "third"))
+    assert len(one.taken) == 4
+
+
 async def test_every_place_takes_on_what_comes_into_force_and_says_so(
     store: PolicyStore, follow: Callable[[str], Follower]
 ) -> None:
@@ -134,7 +180,7 @@ def lose(index: IndexSettings, number: int, version: PolicyVersion | None) -> No
     """Let Redis have one version and no other, or none, as if it had begun anew."""
     keys = PolicyKeys(index.key_prefix)
     with redis.Redis.from_url(index.url) as client, client.pipeline(transaction=True) as steps:
-        steps.delete(keys.count, keys.versions)
+        steps.delete(keys.count, keys.versions, keys.heads)
         if version is not None:
             steps.set(keys.count, number)
             steps.hset(keys.versions, str(number), msgspec.json.encode(version))

@@ -83,10 +83,15 @@ def test_bad_entries_are_left_out(index_settings: IndexSettings, client: redis.R
         assert len([one for one in orders.events(1_000) if len(one.reason) > 1]) == 2
         store.apply("text", "note")
         client.hset(keys.versions, mapping={"x": "{}", "2": "{", "3": '{"text":1}'})
+        client.hset(
+            keys.heads, mapping={"x": "{}", "2": "{", "3": '0 0 {"text":1}', "4": b"\xff" * 9}
+        )
         client.hset(keys.places, mapping={"a": "", "b": "x {}", "c": "99999999999999 {"})
         client.hset(keys.places, b"\xff", '99999999999999 {"version":1}')
         assert list(store.versions()) == [1]
         assert store.version(2) is None
+        assert store.apply("other", "note") == 2
+        assert list(store.versions()) == [1, 2]
         assert store.places() == {}
         client.set(keys.count, "x")
         with pytest.raises(IndexStrangeError, match="no version's number"):

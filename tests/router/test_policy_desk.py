@@ -25,7 +25,7 @@ async def test_a_version_is_applied_and_the_router_runs_it(cluster: Cluster) -> 
     router = await cluster.router(0)
     async with httpx.AsyncClient(base_url=router.url) as client:
         before = (await client.get("/admin/policies")).json()
-        assert (before["version"], before["versions"], before["own"]) == (0, [], None)
+        assert (before["version"], before["versions"]) == (0, [])
         applied = await client.post("/admin/policies", json={"text": GOOD, "note": "a test"})
         assert applied.json() == {"version": 1, "warnings": []}
         async with asyncio.timeout(10):
@@ -35,7 +35,13 @@ async def test_a_version_is_applied_and_the_router_runs_it(cluster: Cluster) -> 
                     break
                 await asyncio.sleep(0.05)
         assert (await client.get("/status")).json()["policy_version"] == 1
-        assert [(one["text"], one["note"]) for one in report["versions"]] == [(GOOD, "a test")]
+        listed = [(one["version"], one["text_bytes"], one["note"]) for one in report["versions"]]
+        assert listed == [(1, len(GOOD), "a test")]
+        for version, text in ((0, None), (1, GOOD)):
+            answer = await client.get(f"/admin/policies/versions/{version}")
+            assert answer.json() == {"version": version, "text": text}
+        for unknown in ("2", "-1", "x", "9" * 40):
+            assert (await client.get(f"/admin/policies/versions/{unknown}")).status_code == 404
     assert isinstance(router._chooser._policy, RoundRobinRouting)
 
 

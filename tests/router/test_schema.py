@@ -48,6 +48,7 @@ async def made(http: httpx.AsyncClient, router: RouterService) -> dict[str, str]
         "model": "mock",
         "worker": "spare",
         "run": "none",
+        "version": "0",
     }
 
 
