@@ -11,10 +11,11 @@ from collections.abc import Iterator
 
 import msgspec
 
+from pie.index.errors import PageIndexError
 from pie.page.events import PlaceId
 from pie.router.api.explained import ExplainedList
 from pie.router.api.places import DrainBody, WorkerDrained, WorkerTakesAgain
-from pie.router.errors import ApiError, invalid, shown
+from pie.router.errors import ApiError, invalid, shown, unavailable
 from pie.router.exchange import Exchange
 from pie.router.explain import ExplainStore
 from pie.router.link import WorkerLink
@@ -24,6 +25,7 @@ from pie.wire.messages import RefusalCode
 
 _LISTED = 100
 _TAKES_AGAIN_S = 10.0
+_RETRY_AFTER_S = 2.0
 _ANSWER_PREFIXES = ("chatcmpl-", "cmpl-", "resp_")
 
 
@@ -67,10 +69,9 @@ class Admin:
 
     async def requests(self, exchange: Exchange) -> None:
         """Answer with the names of the latest requests."""
-        store = self._explained
-        await exchange.respond_json(
-            200, ExplainedList(store.latest(_LISTED), len(store), store.used_bytes)
-        )
+        known = await self._explained.latest(_LISTED)
+        listed = ExplainedList(known.names, known.count, known.used_bytes)
+        await exchange.respond_json(200, listed)
 
     async def request(self, exchange: Exchange) -> None:
         """Answer with what became of one request."""
@@ -79,13 +80,17 @@ class Admin:
         for prefix in _ANSWER_PREFIXES:
             # An answer's `id` is its request's with this before it.
             asked = asked.removeprefix(prefix)
-        record = self._explained.get(asked)
+        try:
+            record = await self._explained.get(asked)
+        except PageIndexError as error:
+            text = f"Request {shown(name)!r} was not this router's, and what others know cannot be had now."
+            raise unavailable(text, _RETRY_AFTER_S, "explanations_unavailable") from error
         if record is None:
             raise ApiError(
                 404,
                 f"Nothing is known of request {shown(name)!r}: it never reached a worker, is still "
-                "under way, was another router's, or is older than what is kept "
-                "(router.explained_requests, router.explained_bytes).",
+                "under way, or is older than what is kept "
+                "(router.explained_requests, router.explained_bytes, router.kept_s).",
                 param="request_id",
                 code="not_found",
             )

@@ -86,6 +86,7 @@ class RouterApp:
         admin: Admin,
         policy_desk: PolicyDesk,
         access: Access,
+        responses: ResponseStore,
         inferlets: Inferlets,
     ) -> None:
         self._settings = settings
@@ -109,8 +110,7 @@ class RouterApp:
             max_stop_strings=settings.max_stop_strings,
             max_logprobs=settings.max_logprobs,
         )
-        store = ResponseStore(int(settings.responses_bytes))
-        self._responding = Responding(store, self._limits)
+        self._responding = Responding(responses, self._limits)
         self._tokenizing = Tokenizing(catalog, self._limits, gate)
 
     def asgi(self) -> Starlette:
@@ -216,7 +216,7 @@ class RouterApp:
         arrived_s = time.monotonic()
         self._gate.check()
         body = self._responding.body(await exchange.body())
-        chat, keep = self._responding.chat(body, exchange.caller)
+        chat, keep = await self._responding.chat(body, exchange)
         try:
             shaper = partial(ResponsesShaper, body=body, keep=keep)
             await self._converse(exchange, chat, shaper, arrived_s, usage_events=True)

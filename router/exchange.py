@@ -7,9 +7,10 @@ that the client has gone. Does not cover what is asked (`pie.router.app`).
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import TypeVar
 
 import msgspec
@@ -20,6 +21,8 @@ from pie.router.errors import ApiError, overloaded, server_error, shown
 from pie.router.settings import RouterSettings
 from pie.router.sse import DONE, event
 from pie.router.waiting import Begun, within
+
+log = logging.getLogger("pie.router.exchange")
 
 JSON = "application/json"
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -93,6 +96,7 @@ class Exchange:
         self._settings = settings
         self._bodies = bodies
         self._streaming = False
+        self._first: list[asyncio.Task[None]] = []
         self._headers: dict[bytes, bytes] | None = None
 
     def header(self, name: bytes) -> str | None:
@@ -189,6 +193,10 @@ class Exchange:
             for watch in watching:
                 watch.cancel()
 
+    def finish_first(self, work: Coroutine[object, object, None]) -> None:
+        """Begin `work`, which is over before the client has all of its answer, whatever comes of it."""
+        self._first.append(asyncio.create_task(work))
+
     async def watch(self, gone: Callable[[], None]) -> None:
         """Call `gone` when the client hangs up; the body must have been read."""
         while True:
@@ -205,6 +213,7 @@ class Exchange:
         content_type: str = JSON,
     ) -> None:
         """Answer at once."""
+        await self._finish()
         length = {"content-type": content_type, "content-length": str(len(content))}
         await self._begin(status, length | dict(headers or {}))
         await self._push({"type": "http.response.body", "body": content})
@@ -236,9 +245,16 @@ class Exchange:
 
     async def end_stream(self, events: Iterable[object] = ()) -> None:
         """Send last events and end the answer."""
+        await self._finish()
         content = b"".join(map(event, events)) + DONE
         self._streaming = False
         await self._push({"type": "http.response.body", "body": content})
+
+    async def _finish(self) -> None:
+        first, self._first = self._first, []
+        for result in await asyncio.gather(*first, return_exceptions=True) if first else ():
+            if isinstance(result, Exception):
+                log.error("before an answer's end", exc_info=result)
 
     async def _next_part(self, until_s: float) -> Message:
         """Wait for the next part of the body, which must be there as a whole by `until_s`."""

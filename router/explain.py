@@ -1,20 +1,22 @@
 """Why a request went where it went, and why its tokens were computed: kept for a while.
 
-Covers making the record of a request when it is over, and keeping the latest ones within a count
-and a number of bytes. Does not cover the shape (`pie.router.api.explained`) or the reasons
+Covers making the record of a request when it is over, and keeping the latest ones for all routers. Does not cover the shape (`pie.router.api.explained`) or the reasons
 (`pie.router.misses`).
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
-from collections import OrderedDict
-from collections.abc import Sequence
-from itertools import islice
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from pie.index.contract import IndexReader
+from pie.index.errors import PageIndexError
+from pie.index.shelf import Latest, MemoryShelf, Shelf
+from pie.index.shelf_behind import BEHIND_S, Behind
 from pie.page.events import PlaceKind
 from pie.page.key import PageKey, RootKey
 from pie.policies.routing import WorkerView
@@ -34,10 +36,11 @@ from pie.router.rates import loaded_tokens
 from pie.router.tenant import TenantLedger, session_tag, tenant_tag
 from pie.wire.messages import Started
 
+log = logging.getLogger("pie.router.explain")
+
 _MOST_CANDIDATES = 64
 _MOST_SEQUENCES = 64
-_ENTRY_BYTES = 300
-"""What an entry takes besides its record, measured with `sys.getsizeof` and rounded up."""
+_TOLD_S = 2 * BEHIND_S
 _MOST_PAGES = 4096
 """Pages of one request that are looked for under other salts: 65,536 tokens at 16 a page."""
 
@@ -45,50 +48,58 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ExplainStore:
-    """Records by request id, the oldest forgotten first.
+    """Records by request id, of this router's requests and of others'.
 
     Args:
-        most: How many are kept; 0 keeps none.
-        budget_bytes: Most memory to take.
+        near: Keeps those of this router.
+        far: Keeps those of all routers; None where there is nothing that all share.
+        on_dropped: Told of records that others will not know of.
     """
 
-    def __init__(self, most: int, budget_bytes: int) -> None:
-        self._most = most
-        self._budget_bytes = budget_bytes
-        self._records: OrderedDict[str, bytes] = OrderedDict()
-        self.used_bytes = 0
-
-    def __len__(self) -> int:
-        return len(self._records)
+    def __init__(
+        self,
+        near: MemoryShelf,
+        far: Shelf | None = None,
+        on_dropped: Callable[[int], object] = lambda _: None,
+    ) -> None:
+        self._near = near
+        self._far = far
+        self._behind = None if far is None else Behind(far, on_dropped)
 
     def put(self, request_id: str, record: bytes) -> None:
-        """Keep a record, encoded."""
-        self._drop(request_id)
-        self._records[request_id] = record
-        self.used_bytes += _size(record)
-        while self._records and (
-            len(self._records) > self._most or self.used_bytes > self._budget_bytes
-        ):
-            self._drop(next(iter(self._records)))
+        """Keep a record, encoded; others know it a moment later."""
+        self._near.put_now(request_id, record)
+        if self._behind is not None:
+            self._behind.put(request_id, record)
 
-    def get(self, request_id: str) -> bytes | None:
-        """Return a record as JSON; None where it is not known or no longer."""
-        return self._records.get(request_id)
+    async def get(self, request_id: str) -> bytes | None:
+        """Return a record as JSON; None where it is not known or no longer.
 
-    def latest(self, most: int) -> list[str]:
-        """Return the names of the latest records, the newest first."""
-        return list(islice(reversed(self._records), most))
+        Raises:
+            PageIndexError: Another router may know it, and cannot be asked now.
+        """
+        record = self._near.get_now(request_id)
+        if record is None and self._far is not None:
+            record = await self._far.get(request_id)
+            if record is None:
+                # Another router may be about to tell of it.
+                await asyncio.sleep(_TOLD_S)
+                record = await self._far.get(request_id)
+        return record
 
-    def check(self) -> None:
-        """Assert that the store agrees with itself; for tests."""
-        assert self.used_bytes == sum(map(_size, self._records.values()))
-        assert self.used_bytes <= self._budget_bytes
-        assert len(self._records) <= self._most
+    async def latest(self, most: int) -> Latest:
+        """Return what is known of the latest requests of all routers, or of this one where others cannot be asked."""
+        if self._far is not None:
+            try:
+                return await self._far.latest(most)
+            except PageIndexError as error:
+                log.debug("this router's requests are listed alone: %s", error)
+        return await self._near.latest(most)
 
-    def _drop(self, request_id: str) -> None:
-        record = self._records.pop(request_id, None)
-        if record is not None:
-            self.used_bytes -= _size(record)
+    async def close(self) -> None:
+        """Tell the others what they were not told yet, if that can be done soon."""
+        if self._behind is not None:
+            await self._behind.close()
 
 
 class Explainer:
@@ -285,10 +296,6 @@ def _attempt(tried: Tried, *, ending: str) -> Attempt:
 def _own_tokens(view: WorkerView) -> int:
     """Return what a worker has itself: the pool is everybody's."""
     return view.device_tokens + sum(tokens for tier, tokens in view.loads.items() if tier != "pool")
-
-
-def _size(record: bytes) -> int:
-    return len(record) + _ENTRY_BYTES
 
 
 def _ms(seconds: float) -> float:

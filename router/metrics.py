@@ -65,6 +65,7 @@ class RouterMetrics:
         )
         self.places = PlaceMetrics()
         self.registry.register(self.places)
+        self.untold = count("untold_requests", "Explanations that other routers will not know of.")
         self.commons_degraded = gauge(
             "routers_together_degraded",
             "1 while Redis does not answer for what routers share, and this one has its share alone.",

@@ -1,28 +1,32 @@
 """Responses kept for the next turn: their conversations, and the sessions that those are.
 
 Covers `/v1/responses/{id}` and what `previous_response_id` means. Does not cover bodies and answers
-(`pie.router.api.responses`, `pie.router.api.responses_answers`) or generating (`pie.router.app`). Kept in
-this router's memory alone, the least recently used forgotten first.
+(`pie.router.api.responses`, `pie.router.api.responses_answers`) or generating (`pie.router.app`). Kept for
+all routers, encrypted, and in this one's memory for when the others' cannot be had; the least recently used
+are forgotten first.
 """
 
 from __future__ import annotations
 
+import logging
 import re
-from collections import OrderedDict
-from dataclasses import dataclass
 from functools import partial
 
 import msgspec
+from blake3 import blake3
 
-from pie.router.access import Caller
+from pie.index.errors import PageIndexError
+from pie.index.shelf import MemoryShelf, Shelf
 from pie.router.api.body import BodyLimits, parse_body
 from pie.router.api.chat import ChatBody
 from pie.router.api.responses import Message, ResponsesBody
 from pie.router.api.responses_answers import Keep, Response
-from pie.router.errors import ApiError, shown
+from pie.router.errors import ApiError, shown, unavailable
 from pie.router.exchange import Exchange
 
-_ENTRY_BYTES = 500
+log = logging.getLogger("pie.router.responding")
+
+_NAME_BYTES = 16
 _NAMES = (
     (re.compile(r"\bresponse_format(\.json_schema)?\b"), "text.format"),
     (re.compile(r"\bmessages\b"), "input"),
@@ -32,8 +36,7 @@ _NAMES = (
 """Fields of a chat by what a response calls them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(msgspec.Struct, frozen=True):
     """A response and the conversation that it ended."""
 
     response: bytes
@@ -44,53 +47,85 @@ class Kept:
     """The first response's id."""
 
 
+_FORGOTTEN = b""
+"""Lies where a response was that is forgotten, so that no router answers with a copy of its own."""
+
+
 class ResponseStore:
     """Responses by tenant and id.
 
     Args:
-        budget_bytes: Most memory to take; 0 keeps none.
+        near: Keeps those that this router answered.
+        far: Keeps those of all routers; None where there is no place that nobody else can read.
+        secret: Keys the names by which they are kept; names alone tell nothing.
+        retry_after_s: What a client is told to wait for what cannot be had now.
     """
 
-    def __init__(self, budget_bytes: int) -> None:
-        self._budget_bytes = budget_bytes
-        self._kept: OrderedDict[tuple[str, str], Kept] = OrderedDict()
-        self.used_bytes = 0
+    def __init__(
+        self, near: MemoryShelf, far: Shelf | None, *, secret: bytes, retry_after_s: float
+    ) -> None:
+        self._near = near
+        self._far = far
+        self._secret = secret
+        self._retry_after_s = retry_after_s
 
-    def put(self, tenant: str, id_: str, kept: Kept) -> None:
+    async def put(self, tenant: str, id_: str, kept: Kept) -> None:
         """Keep a response."""
-        if _size(kept) > self._budget_bytes:
-            return
-        self._kept[tenant, id_] = kept
-        self.used_bytes += _size(kept)
-        while self.used_bytes > self._budget_bytes:
-            self.used_bytes -= _size(self._kept.popitem(last=False)[1])
+        name, value = self._name(tenant, id_), msgspec.msgpack.encode(kept)
+        self._near.put_now(name, value)
+        if self._far is not None:
+            try:
+                await self._far.put([(name, value)])
+            except PageIndexError as error:
+                log.debug("response %s is kept by this router alone: %s", id_, error)
 
-    def get(self, tenant: str, id_: str, param: str) -> Kept:
+    async def get(self, tenant: str, id_: str, param: str) -> Kept:
         """Return a response.
 
         Raises:
-            ApiError: 404.
+            ApiError: 404; 503 where another router may have it, and it cannot be had now.
         """
-        kept = self._kept.get((tenant, id_))
-        if kept is None:
+        name, value, known = self._name(tenant, id_), None, True
+        if self._far is not None:
+            try:
+                value = await self._far.get(name)
+            except PageIndexError:
+                known = False
+        if value is None:
+            value = self._near.get_now(name)
+            if value is None and not known:
+                raise self._not_now(f"Response {shown(id_)!r} cannot be looked for at present.")
+        if value is None or value == _FORGOTTEN:
             raise ApiError(
                 404,
-                f"Response {shown(id_)!r} is not kept here: it was not stored, was another router's, "
-                "or is older than what is kept (router.responses_bytes).",
+                f"Response {shown(id_)!r} is not kept: it was not stored, was deleted, or is older "
+                "than what is kept (router.responses_bytes, router.kept_s).",
                 param=param,
                 code="previous_response_not_found",
             )
-        self._kept.move_to_end((tenant, id_))
-        return kept
+        return msgspec.msgpack.decode(value, type=Kept)
 
-    def drop(self, tenant: str, id_: str) -> None:
+    async def drop(self, tenant: str, id_: str) -> None:
         """Forget a response.
 
         Raises:
-            ApiError: 404.
+            ApiError: 404; 503 where others may still have it.
         """
-        self.used_bytes -= _size(self.get(tenant, id_, "response_id"))
-        del self._kept[tenant, id_]
+        await self.get(tenant, id_, "response_id")
+        name = self._name(tenant, id_)
+        self._near.put_now(name, _FORGOTTEN)
+        if self._far is not None:
+            try:
+                await self._far.put([(name, _FORGOTTEN)])
+            except PageIndexError as error:
+                raise self._not_now(f"Response {shown(id_)!r} cannot be deleted now.") from error
+
+    def _not_now(self, message: str) -> ApiError:
+        return unavailable(message, self._retry_after_s, "responses_unavailable")
+
+    def _name(self, tenant: str, id_: str) -> str:
+        both = msgspec.msgpack.encode((tenant, id_))
+        return blake3(both, key=self._secret).hexdigest(_NAME_BYTES)
 
 
 class Deleted(msgspec.Struct):
@@ -121,17 +156,18 @@ class Responding:
         """
         return parse_body(ResponsesBody, data, self._limits, passed_on=ChatBody.model_fields)
 
-    def chat(self, body: ResponsesBody, caller: Caller) -> tuple[ChatBody, Keep]:
+    async def chat(self, body: ResponsesBody, exchange: Exchange) -> tuple[ChatBody, Keep]:
         """Return the chat that a response means, and what is to be told of its end.
 
         Raises:
             ApiError: It means none, or goes on after a response that is not there.
         """
         before: list[Message] = []
+        caller = exchange.caller
         session = ""
         if body.previous_response_id is not None:
             name = body.previous_response_id
-            kept = self._store.get(caller.tenant, name, "previous_response_id")
+            kept = await self._store.get(caller.tenant, name, "previous_response_id")
             before, session = msgspec.json.decode(kept.messages), kept.session
         asked = dict(body.chat(before))
         if session and not any(asked.get(n) for n in ("session_id", "prompt_cache_key", "user")):
@@ -141,22 +177,22 @@ class Responding:
         except ApiError as error:
             raise as_response(error) from error
         said = [*before, *body.said()]
-        keep = partial(self._keep, caller.tenant, said, session, body.store is not False)
+        keep = partial(self._keep, exchange, said, session, body.store is not False)
         return chat, keep
 
     async def show(self, exchange: Exchange) -> None:
         """Answer with a response that is kept."""
-        kept = self._store.get(exchange.caller.tenant, _asked(exchange), "response_id")
+        kept = await self._store.get(exchange.caller.tenant, _asked(exchange), "response_id")
         await exchange.respond(200, kept.response)
 
     async def delete(self, exchange: Exchange) -> None:
         """Forget a response."""
-        self._store.drop(exchange.caller.tenant, _asked(exchange))
+        await self._store.drop(exchange.caller.tenant, _asked(exchange))
         await exchange.respond_json(200, Deleted(_asked(exchange)))
 
     def _keep(
         self,
-        tenant: str,
+        exchange: Exchange,
         said: list[Message],
         session: str,
         wanted: bool,
@@ -167,7 +203,8 @@ class Responding:
             return
         messages = msgspec.json.encode([*said, answer])
         kept = Kept(msgspec.json.encode(response), messages, session or response.id)
-        self._store.put(tenant, response.id, kept)
+        # Before the client can go on after it, at any router.
+        exchange.finish_first(self._store.put(exchange.caller.tenant, response.id, kept))
 
 
 def as_response(error: ApiError) -> ApiError:
@@ -183,7 +220,3 @@ def as_response(error: ApiError) -> ApiError:
 
 def _asked(exchange: Exchange) -> str:
     return str(exchange.scope["path_params"]["response_id"])
-
-
-def _size(kept: Kept) -> int:
-    return _ENTRY_BYTES + len(kept.response) + len(kept.messages)

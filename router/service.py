@@ -24,8 +24,6 @@ from urllib.parse import urlsplit
 import msgspec
 import uvicorn
 
-from pie.index.allowance_redis import RedisAllowances
-from pie.index.commons import Commons
 from pie.index.feed import MirrorFeed
 from pie.index.mirror import Mirror
 from pie.index.policy_follower import PolicyFollower
@@ -36,7 +34,7 @@ from pie.policies.policy_set import PolicySet
 from pie.policies.versions import PolicyVersions
 from pie.router.access import Access
 from pie.router.admin import Admin
-from pie.router.allowances import DividedAllowances, QuotaKeeper
+from pie.router.allowances import QuotaKeeper
 from pie.router.answer import Answerer
 from pie.router.app import RouterApp
 from pie.router.census import Census, CensusTaker
@@ -46,7 +44,7 @@ from pie.router.connection import Connection, Door
 from pie.router.dispatch import Dispatcher
 from pie.router.errors import AddressUnusableError, PortBusyError, unavailable
 from pie.router.exchange import Exchange
-from pie.router.explain import Explainer, ExplainStore
+from pie.router.explain import Explainer
 from pie.router.gate import Gate
 from pie.router.generation import Generation
 from pie.router.inferlets import Inferlets
@@ -61,6 +59,7 @@ from pie.router.overview import Overview
 from pie.router.policy_desk import PolicyDesk
 from pie.router.program_runs import ProgramRuns
 from pie.router.settings import RouterSettings
+from pie.router.sharing import Sharing
 from pie.router.status import ClusterStatus
 from pie.router.survey import Survey
 from pie.router.tenant import tenant_tag
@@ -159,11 +158,17 @@ class RouterService:
         )
         self._runs = ProgramRuns(self._workers, chooser, settings, secret=secret)
         self._census = CensusTaker(self._mirror, self._workers, wire, secret=secret)
-        explained = ExplainStore(settings.explained_requests, int(settings.explained_bytes))
-        self._explainer = Explainer(explained, self._mirror, secret=secret)
+        sharing = self._sharing = Sharing(
+            settings,
+            index_url=index_url,
+            index=index,
+            secret=secret,
+            routers=routers,
+            on_untold=self.metrics.untold.inc,
+        )
+        self._explainer = Explainer(sharing.explained, self._mirror, secret=secret)
         self._trace = self._trace_recorder()
         self._answerer = Answerer(dispatcher, self.metrics, self._over)
-        self._commons = Commons(index_url, index)
         self._survey = Survey(
             mirror=self._mirror,
             workers=self._workers,
@@ -171,11 +176,10 @@ class RouterService:
             gate=self._gate,
             memory=self._memory,
             metrics=self.metrics,
-            commons=self._commons,
+            commons=sharing.commons,
         )
-        allowances = DividedAllowances(RedisAllowances(self._commons), routers)
-        access = self._access = Access(settings, allowances)
-        self.quotas = QuotaKeeper(self._commons, allowances, lambda: access.quotas)
+        access = self._access = Access(settings, sharing.allowances)
+        self.quotas = QuotaKeeper(sharing.commons, sharing.allowances, lambda: access.quotas)
         app = RouterApp(
             settings,
             catalog=self._catalog,
@@ -185,9 +189,10 @@ class RouterService:
             metrics=self.metrics,
             census=self._census,
             status=self.status,
-            admin=Admin(explained, self._workers),
+            admin=Admin(sharing.explained, self._workers),
             policy_desk=PolicyDesk(self._policies, self._tenant_tags, index_url, index),
             access=access,
+            responses=sharing.responses,
             inferlets=Inferlets(settings, catalog=self._catalog, runs=self._runs, gate=self._gate),
         )
         self._server = _Server(
@@ -315,7 +320,7 @@ class RouterService:
             ("tokenizers", self._catalog.close()),
             ("the index", self._feed.close()),
             ("quotas", self.quotas.close()),
-            ("what routers share", self._commons.close()),
+            ("what routers share", self._sharing.close()),
             *([("policies", self._follower.close())] if self._follower is not None else []),
             *([("orders", self._conductor.close())] if self._conductor is not None else []),
         ):

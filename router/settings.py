@@ -197,7 +197,13 @@ class RouterSettings(BaseModel):
         ge=0,
         le=1 << 40,
         description="Memory for responses of `/v1/responses` and their conversations, which "
-        "`previous_response_id` goes on with.",
+        "`previous_response_id` goes on with: so much in the index's Redis, encrypted, and at each router.",
+    )
+    kept_s: float = Field(
+        default=604_800,
+        ge=1,
+        le=31_536_000,
+        description="Longest time that a response is kept which nobody goes on with, or what `pie explain` can tell of a request.",
     )
     explained_requests: int = Field(
         default=10_000,
@@ -209,7 +215,8 @@ class RouterSettings(BaseModel):
         default=ByteSize(64 * 1024 * 1024),
         ge=0,
         le=1 << 40,
-        description="Memory for what is kept of them, at a kilobyte or two each.",
+        description="Memory for what is kept of them, at a kilobyte or two each: so much in the index's Redis, "
+        "encrypted, and at each router.",
     )
     trace_dir: str = Field(
         default="",

@@ -1,4 +1,4 @@
-"""`pie serve --routers 2`: one dies, and nobody notices."""
+"""`pie serve --routers 2`: they answer as one, and one dies, and nobody notices."""
 
 from __future__ import annotations
 
@@ -8,7 +8,27 @@ import httpx
 import psutil
 import pytest
 
+from pie.cluster.explain import fetch_explained
 from tests.support.serving import Serving
+
+
+def _converse(url: str, turns: int, last: str | None = None) -> str:
+    """Go on with a conversation, each turn over a connection of its own, and explain each; return the last's id."""
+    for _ in range(turns):
+        body = {
+            "model": "smollm2",
+            "input": "Go on.",
+            "max_output_tokens": 2,
+            "previous_response_id": last,
+        }
+        answer = httpx.post(f"{url}/v1/responses", json=body, timeout=60)
+        assert answer.status_code == 200, answer.text
+        last = str(answer.json()["id"])
+        assert httpx.get(f"{url}/v1/responses/{last}", timeout=60).json() == answer.json()
+        told = fetch_explained(url, "", last)
+        assert told.path == "/v1/responses"
+    assert last is not None
+    return last
 
 
 @pytest.mark.soak
@@ -21,6 +41,7 @@ def test_one_of_two_routers_dies_and_the_other_goes_on(temporary: Path) -> None:
     try:
         serving.wait_until_said("Ctrl-C stops it")
         ask = {"model": "smollm2", "prompt": "The capital of France is", "max_tokens": 2}
+        last = ""
         for round_ in range(3):
             for _ in range(8):
                 answer = httpx.post(f"{serving.url}/v1/completions", json=ask, timeout=60)
@@ -28,8 +49,11 @@ def test_one_of_two_routers_dies_and_the_other_goes_on(temporary: Path) -> None:
             routers = serving.pids("RouterActor")
             if round_ == 0:
                 assert len(routers) == 2
+                last = _converse(serving.url, 8)
                 psutil.Process(routers[0]).kill()
                 psutil.Process(routers[0]).wait(10)
+            # Whichever of the two is gone: what it said last is known.
+            last = _converse(serving.url, 2, last)
         serving.wait_until_said("router-0")
     finally:
         assert serving.stop() == 0

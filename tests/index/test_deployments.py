@@ -28,6 +28,8 @@ from pie.index.router_views_conformance import seen
 from pie.index.router_views_redis import RedisRouterViews
 from pie.index.server import EmbeddedServer
 from pie.index.settings import IndexSettings
+from pie.index.shelf import ShelfLimits
+from pie.index.shelf_redis import RedisShelf
 from pie.page.events import PlaceId
 from tests.index.places import running, until
 from tests.index.test_conformance import FedIndex
@@ -152,6 +154,11 @@ async def use_commons(settings: IndexSettings) -> None:
     for claim in (Claim(Draw(need=1), Draw(need=1), Hold(need=1)), Claim(), Claim(Draw(need=99))):
         await RedisAllowances(commons).claim("t", limits, claim)
     await RedisAllowances(commons).claim("t", Limits(), Claim())
+    shelf = RedisShelf(commons, "s", ShelfLimits(1, 1_000, 60, by_use=True))
+    for name in ("a", "b"):
+        await shelf.put([(name, b"x")])
+    assert await shelf.get("b") == b"x"
+    assert (await shelf.latest(9)).names == ["b"]
     assert not commons.is_degraded
     await commons.close()
 

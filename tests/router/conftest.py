@@ -50,6 +50,8 @@ class Cluster:
         self._folder = folder
         self._chat_folder = chat_folder
         self.index = index
+        self.secret: bytes | None = None
+        """What its routers share."""
         self.mocks: list[MockWorker] = []
         self.routers: list[RouterService] = []
         self._clients: list[AsyncOpenAI] = []
@@ -72,6 +74,7 @@ class Cluster:
         routing: RoutingPolicy | None = None,
         *,
         policies: PolicySet | None = None,
+        routers: int = 1,
         **settings: Any,
     ) -> RouterService:
         """Start a router and wait until it knows so many workers."""
@@ -82,6 +85,8 @@ class Cluster:
             index_url=self.index.url,
             index=self.index,
             policies=policies or PolicySet(),
+            secret=self.secret,
+            routers=routers,
         )
         self.routers.append(service)
         await service.start()

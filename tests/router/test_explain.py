@@ -12,7 +12,6 @@ from pydantic import SecretStr
 
 from pie.router import explain
 from pie.router.api.explained import Explained
-from pie.router.explain import ExplainStore
 from pie.router.service import RouterService
 from pie.wire.messages import MissReason
 from tests.router.conftest import Cluster, until
@@ -189,19 +188,3 @@ async def test_a_client_that_hung_up_is_told_of_too(
     record = await explained(http, router, names[0])
     assert record.status == 499
     assert record.sequences[0].attempts[0].ending == "cancelled"
-
-
-def test_the_store_keeps_to_its_count_and_its_bytes() -> None:
-    few = ExplainStore(3, 1 << 20)
-    for number in range(10):
-        few.put(str(number), b"x" * 100)
-        few.check()
-    assert few.latest(10) == ["9", "8", "7"]
-    small = ExplainStore(1000, 2000)
-    for number in range(10):
-        small.put(str(number), b"x" * 200)
-        small.check()
-    assert len(small) == 4
-    small.put("large", b"x" * 5000)
-    small.check()
-    assert small.get("large") is None

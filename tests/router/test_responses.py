@@ -10,6 +10,8 @@ import httpx
 import openai
 import pytest
 
+from pie.index.shelf import MemoryShelf, ShelfLimits
+from pie.router.errors import ApiError
 from pie.router.responding import Kept, ResponseStore
 from tests.router.conftest import Cluster
 from tests.router.test_access import Keys
@@ -48,7 +50,7 @@ async def test_a_response_is_text_with_usage_and_can_be_read_again_until_it_is_d
     again = await client.responses.retrieve(response.id)
     assert again == response
     await client.responses.delete(response.id)
-    with pytest.raises(openai.NotFoundError, match="is not kept here"):
+    with pytest.raises(openai.NotFoundError, match="is not kept"):
         await client.responses.retrieve(response.id)
     explained = await http.get(f"{router.url}/admin/requests/{response.id}")
     assert explained.status_code == 200
@@ -244,15 +246,19 @@ async def test_what_is_wrong_is_told_in_a_responses_words(cluster: Cluster) -> N
     assert unknown.value.code == "previous_response_not_found"
 
 
-def test_responses_are_kept_within_their_budget() -> None:
-    store = ResponseStore(2_000)
+async def test_what_is_kept_is_bounded_and_forgotten_when_asked() -> None:
+    shelf = MemoryShelf(ShelfLimits(99, 2_000, 60, by_use=True))
+    store = ResponseStore(shelf, None, secret=bytes(32), retry_after_s=1)
     for number in range(5):
-        store.put("", str(number), Kept(b"r" * 100, b"m" * 100, "s"))
-    assert store.used_bytes <= 2_000
-    assert store.get("", "4", "x").session == "s"
-    with pytest.raises(Exception, match="is not kept here"):
-        store.get("", "0", "x")
-    store.put("", "big", Kept(b"r" * 3_000, b"", "s"))
-    for number in (3, 4):
-        store.drop("", str(number))
-    assert store.used_bytes == 0
+        await store.put("", str(number), Kept(b"r" * 100, b"m" * 100, "s"))
+    assert (await store.get("", "4", "x")).session == "s"
+    with pytest.raises(ApiError, match="is not kept"):
+        await store.get("", "0", "x")
+    with pytest.raises(ApiError, match="is not kept"):
+        await store.get("another", "4", "x")
+    await store.put("", "big", Kept(b"r" * 3_000, b"", "s"))
+    await store.drop("", "4")
+    for _ in range(2):
+        with pytest.raises(ApiError, match="is not kept"):
+            await store.drop("", "4")
+    shelf.check()

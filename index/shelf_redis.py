@@ -1,0 +1,169 @@
+"""A shelf in Redis, which all routers read and fill.
+
+Covers the scripts and their answers. Does not cover what is meant by them (`pie.index.shelf`) or encryption
+(`pie.index.shelf_sealed`).
+
+    <prefix>:{shelf:<shelf>}:values   hash: name → value
+    <prefix>:{shelf:<shelf>}:order    sorted set: name → when it was put, or used, in Redis's milliseconds
+    <prefix>:{shelf:<shelf>}:bytes    string: what all entries take
+
+All three expire together, when no entry is left that could be young enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+from pie.index.commons import Argument, Commons
+from pie.index.shelf import ENTRY_BYTES, Latest, ShelfLimits, entry_bytes
+
+MOST_VALUE_BYTES = 4 << 20
+"""Redis works on a larger one for longer than it may keep others waiting."""
+_MOST_AT_ONCE = 64
+_BATCH_BYTES = 1 << 20
+_MOST_ROUNDS = 64
+
+_BEGIN = """
+-- KEYS values, order, bytes
+local kinds = {'hash', 'zset', 'string'}
+local missing, strange = 0, false
+for i = 1, 3 do
+  local kind = redis.call('TYPE', KEYS[i]).ok
+  if kind == 'none' then missing = missing + 1
+  elseif kind ~= kinds[i] then strange = true end
+end
+-- What somebody else wrote, or a Redis has dropped in part, says nothing.
+if strange or (missing > 0 and missing < 3) then redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[3]) end
+local clock = redis.call('TIME')
+local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+"""
+
+_DROP = """
+local function drop(name, bytes)
+  local size = redis.call('HSTRLEN', KEYS[1], name)
+  if redis.call('HDEL', KEYS[1], name) == 1 then
+    bytes = bytes - size - #name - tonumber(ARGV[1])
+  end
+  redis.call('ZREM', KEYS[2], name)
+  return bytes
+end
+"""
+
+_PUT = (
+    _BEGIN
+    + _DROP
+    + """
+-- ARGV bytes of an entry, ttl ms, most, bytes of all, then names and values
+local ttl, most, budget = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local bytes = tonumber(redis.call('GET', KEYS[3]) or '0') or 0
+for i = 5, #ARGV, 2 do
+  bytes = drop(ARGV[i], bytes) + #ARGV[i] + #ARGV[i + 1] + tonumber(ARGV[1])
+  redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1])
+  redis.call('ZADD', KEYS[2], now, ARGV[i])
+end
+local more = 0
+for round = 1, 256 do
+  local first = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
+  if not first[1] then break end
+  local count = redis.call('ZCARD', KEYS[2])
+  if tonumber(first[2]) + ttl > now and count <= most and bytes <= budget then break end
+  bytes = drop(first[1], bytes)
+  if round == 256 then more = 1 end
+end
+if redis.call('ZCARD', KEYS[2]) > 0 then
+  redis.call('SET', KEYS[3], string.format('%d', bytes))
+  for i = 1, 3 do redis.call('PEXPIRE', KEYS[i], ARGV[2]) end
+else redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[3]) end
+return more
+"""
+)
+
+_GET = (
+    _BEGIN
+    + """
+-- ARGV name, ttl ms, whether use counts
+local at = redis.call('ZSCORE', KEYS[2], ARGV[1])
+if not at or tonumber(at) + tonumber(ARGV[2]) <= now then return false end
+if ARGV[3] == '1' then
+  redis.call('ZADD', KEYS[2], now, ARGV[1])
+  for i = 1, 3 do redis.call('PEXPIRE', KEYS[i], ARGV[2]) end
+end
+return redis.call('HGET', KEYS[1], ARGV[1])
+"""
+)
+
+_LATEST = (
+    _BEGIN
+    + """
+-- ARGV most
+local names = redis.call('ZREVRANGE', KEYS[2], 0, tonumber(ARGV[1]) - 1)
+return {names, redis.call('ZCARD', KEYS[2]), tonumber(redis.call('GET', KEYS[3]) or '0') or 0}
+"""
+)
+
+
+class RedisShelf:
+    """A shelf that all routers of a cluster share.
+
+    Args:
+        commons: Redis.
+        name: The shelf's.
+        limits: How much it keeps.
+    """
+
+    def __init__(self, commons: Commons, name: str, limits: ShelfLimits) -> None:
+        self._commons = commons
+        self._limits = limits
+        base = f"{commons.prefix}:{{shelf:{name}}}"
+        self._keys = [f"{base}:values", f"{base}:order", f"{base}:bytes"]
+
+    async def put(self, values: Sequence[tuple[str, bytes]]) -> None:
+        """Do as `Shelf.put` says."""
+        limits = self._limits
+        if not limits.most:
+            return
+        head: list[Argument] = [
+            ENTRY_BYTES,
+            int(limits.ttl_s * 1000),
+            limits.most,
+            limits.budget_bytes,
+        ]
+        for some in _batches([one for one in values if entry_bytes(*one) <= self._most_bytes]):
+            args: list[Argument] = [*head]
+            for name, value in some:
+                args += (name, value)
+            for _ in range(_MOST_ROUNDS):
+                if not await self._commons.call(_PUT, self._keys, args):
+                    break
+                # There were more to forget than may be in one step.
+                args = [*head]
+
+    async def get(self, name: str) -> bytes | None:
+        """Do as `Shelf.get` says."""
+        args: list[Argument] = [name, int(self._limits.ttl_s * 1000), int(self._limits.by_use)]
+        return cast(bytes | None, await self._commons.call(_GET, self._keys, args))
+
+    async def latest(self, most: int) -> Latest:
+        """Do as `Shelf.latest` says."""
+        said = await self._commons.call(_LATEST, self._keys, [most])
+        names, count, used_bytes = cast(tuple[list[bytes], int, int], said)
+        return Latest([name.decode(errors="replace") for name in names], count, used_bytes)
+
+    @property
+    def _most_bytes(self) -> int:
+        return min(MOST_VALUE_BYTES, self._limits.budget_bytes)
+
+
+def _batches(values: Sequence[tuple[str, bytes]]) -> Iterator[list[tuple[str, bytes]]]:
+    """Cut values into what Redis takes in one step."""
+    batch: list[tuple[str, bytes]] = []
+    size = 0
+    for one in values:
+        if batch and (len(batch) == _MOST_AT_ONCE or size + entry_bytes(*one) > _BATCH_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(one)
+        size += entry_bytes(*one)
+    if batch:
+        yield batch
