@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import functools
 import logging
 import os
@@ -42,12 +41,13 @@ from pie.router.choice import Chooser
 from pie.router.conductor import Conductor
 from pie.router.connection import Connection, Door
 from pie.router.dispatch import Dispatcher
-from pie.router.errors import AddressUnusableError, PortBusyError, unavailable
+from pie.router.errors import unavailable
 from pie.router.exchange import Exchange
 from pie.router.explain import Explainer
 from pie.router.gate import Gate
 from pie.router.generation import Generation
 from pie.router.inferlets import Inferlets
+from pie.router.listener import BACKLOG, listener
 from pie.router.memory import AnswerMemory
 from pie.router.metrics import RouterMetrics
 from pie.router.models import ModelCatalog
@@ -77,7 +77,6 @@ _LOOK_S = 0.1
 _KEEP_ALIVE_S = 75
 """Longer than the 5 s after which OpenAI's client lets an idle connection go, and than the 60 s of
 common proxies: the side that sends requests closes first, so that none is sent into a closing one."""
-_BACKLOG = 2048
 _CLOSE_S = 3.0
 """Longest wait for each of the things that are let go of at the end."""
 _THREADS = 2
@@ -247,8 +246,8 @@ class RouterService:
             AddressUnusableError: It is not this machine's, or not allowed.
         """
         allow_connections(self.settings.max_connections)
-        listener = _listener(self.settings, shares_port=self._shares_port)
-        host, port = listener.getsockname()[:2]
+        opened = listener(self.settings, shares_port=self._shares_port)
+        host, port = opened.getsockname()[:2]
         self._url = self.settings.url(host, port)
         await self._feed.start()
         if not await self._feed.ready(self.settings.index_ready_timeout_s):
@@ -286,7 +285,7 @@ class RouterService:
         self.quotas.start()
         self._look()
         self._looking = asyncio.create_task(self._keep_looking())
-        self._serving = asyncio.create_task(self._server.serve([listener]))
+        self._serving = asyncio.create_task(self._server.serve([opened]))
         while not self._server.started:
             if self._serving.done():
                 await self._serving
@@ -464,7 +463,7 @@ class _Server(uvicorn.Server):
 
         loop = asyncio.get_running_loop()
         self.servers = [
-            await loop.create_server(protocol, sock=one, backlog=_BACKLOG, **self._tls)
+            await loop.create_server(protocol, sock=one, backlog=BACKLOG, **self._tls)
             for one in sockets or ()
         ]
         self.started = True
@@ -473,31 +472,3 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leave signals alone."""
         yield
-
-
-def _listener(settings: RouterSettings, *, shares_port: bool) -> socket.socket:
-    """Return a listening socket.
-
-    Raises:
-        PortBusyError: The address is taken.
-    """
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if shares_port:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):
-            # Connections inherit it: one whose client takes nothing for so long is dropped.
-            listener.setsockopt(
-                socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(settings.send_timeout_s * 1000)
-            )
-        listener.bind((settings.host, settings.port))
-        listener.listen(_BACKLOG)
-        listener.setblocking(False)
-    except OSError as error:
-        listener.close()
-        if error.errno == errno.EADDRINUSE:
-            raise PortBusyError(settings.host, settings.port) from error
-        raise AddressUnusableError(settings.host, settings.port, str(error)) from error
-    return listener
