@@ -195,6 +195,13 @@ class SimulatedCluster:
             for place, node in self.pool.nodes.items():
                 assert self.mirror.pages(place).get(Tier.POOL_RAM, 0) == len(node.tier)
 
+    def not_simulated(self) -> list[str]:
+        """Return what the policies say and nobody does here; all that they order is carried out."""
+        ahead, spec = self._moves.looks_ahead, self.spec
+        if ahead and spec.host_pages and spec.pool_pages:
+            return [f"prefetch: pages of the next {ahead} requests in a queue are not brought near"]
+        return []
+
     def orders_of(self, place: PlaceId) -> WorkerOrders | None:
         """Return what carries a worker's orders out; None where there is no such worker."""
         worker = self._up.get(place)

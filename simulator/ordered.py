@@ -42,6 +42,7 @@ def orders_told(reports: Sequence[Report]) -> list[str]:
         ]
         if len(reasons) > _MOST_REASONS:
             lines.append(f"{report.name}: and for {len(reasons) - _MOST_REASONS} more reasons")
+        lines += [f"{report.name}: not simulated: {what}" for what in report.not_simulated]
         if report.pages_lost:
             lines.append(
                 f"{report.name}: {report.pages_lost:,} pages left with the only worker that had them"

@@ -94,6 +94,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     bytes_moved: dict[str, int]
     """`host-loaded` and `pool-loaded` for requests, `pool-stored` by workers, as they make pages and by order."""
     orders: OrderReport
+    not_simulated: list[str]
+    """What the policies say and nobody does here."""
     pages_lost: int
     """Pages that only a worker had that left."""
     storage_gb_hours: dict[str, float]
@@ -146,6 +148,7 @@ def report_of(name: str, cluster: SimulatedCluster) -> Report:
         evicted_pages=evicted,
         bytes_moved=moved,
         orders=_order_report(cluster, page_bytes),
+        not_simulated=cluster.not_simulated(),
         pages_lost=cluster.lost,
         storage_gb_hours={
             tier.name.lower(): round(seconds / 3600 * page_bytes / _GB, 6)

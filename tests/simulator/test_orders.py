@@ -234,6 +234,17 @@ def test_how_many_workers_there_should_be_is_told_with_its_time() -> None:
     assert hints[-1].workers == 8
 
 
+def test_what_nobody_does_here_is_told() -> None:
+    def told(of: ClusterSpec, ahead: int) -> list[str]:
+        policies = f"cluster: {{migration: [{{policy: prefetch, requests: {ahead}}}]}}"
+        return orders_told([report_of("x", cluster(of, policies))])
+
+    assert told(pooled(), 3) == [
+        "x: not simulated: prefetch: pages of the next 3 requests in a queue are not brought near"
+    ]
+    assert told(pooled(), 0) == told(spec(), 3) == []
+
+
 def test_a_conversation_that_was_moved_goes_on_at_the_other_worker() -> None:
     simulated = scripted(pooled(), {3: [MoveSession("s", PlaceId("worker-2"), "test")]})
     simulated.run_open([ask(at * 2.0, (at + 1, 3), session="s") for at in range(6)])
