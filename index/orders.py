@@ -36,6 +36,19 @@ _MOST_WORKERS = 1_000_000
 """More than anybody hints, whoever wrote it."""
 
 
+_SET_TABLE = """
+local raw = redis.pcall('GET', KEYS[1])
+local is_read, now = pcall(cjson.decode, type(raw) == 'string' and raw or '')
+local before = tonumber(ARGV[3])
+-- What could not be read is written over whatever it is.
+if before >= 0 and is_read and type(now) == 'table' and type(now.seq) == 'number' and now.seq > before then
+  return 0
+end
+redis.call('SET', KEYS[1], ARGV[1], 'EX', ARGV[2])
+return 1
+"""
+
+
 class CopiesTable(msgspec.Struct, frozen=True):
     """Which groups have more copies than usual."""
 
@@ -105,10 +118,21 @@ class Orders:
             return _UNREADABLE
         return read_table(raw)
 
-    def set_table(self, table: CopiesTable) -> None:
-        """Put a table in force, for as long as it is set again in time."""
+    def set_table(self, table: CopiesTable, before: CopiesTable) -> bool:
+        """Put a table in force, for as long as it is set again in time; return whether it is.
+
+        It is not where another has come into force since `before` was read, as of a router that leads by now.
+        """
         with translated():
-            self._client.set(self._copies, msgspec.json.encode(table), ex=_TABLE_TTL_S)
+            is_set = self._client.eval(
+                _SET_TABLE,
+                1,
+                self._copies,
+                msgspec.json.encode(table),
+                str(_TABLE_TTL_S),
+                str(before.seq),
+            )
+        return bool(is_set)
 
     def wanted(self) -> dict[str, WantedWorkers]:
         """Return by model how many workers it should have; nothing where nobody has said so lately."""

@@ -22,6 +22,7 @@ from pie.index.router_views import Move
 from pie.index.router_views_redis import RedisRouterViews
 from pie.index.settings import IndexSettings
 from pie.index.trouble import Trouble
+from pie.page.key import PageKey
 from pie.policies.cluster_manager import ClusterEvent, ClusterManager, Decision
 from pie.policies.cluster_policy import MoveSession, Wanted
 from pie.policies.policy_set import PolicySet
@@ -35,6 +36,8 @@ log = logging.getLogger("pie.router.conductor")
 
 _EVERY_S = 1.0
 _LEASE_S = 5.0
+_ROUND_S = _LEASE_S / 2
+"""A round that has lasted longer is dropped: by its end another router may lead."""
 _DEADLINE_S = 1.0
 """What a policy has to answer."""
 _AGAIN_S = 60.0
@@ -141,6 +144,7 @@ class Conductor:
                 self._trouble.ends("cluster policies are asked again")
 
     async def _round(self) -> None:
+        led_s = time.monotonic()
         self.leads = await asyncio.to_thread(self._lease.keep) is None
         told = await asyncio.to_thread(self._orders.wanted)
         self._show({model: _wanted(one) for model, one in told.items()})
@@ -168,24 +172,40 @@ class Conductor:
                 manager.names[number],
                 _DEADLINE_S,
             )
-        if manager is not self._manager:
+        if manager is not self._manager or self._is_late(led_s):
             return
         decision = await in_turns(manager.disposing(asked, view, before, self._overview))
-        if manager is not self._manager:
+        if manager is not self._manager or self._is_late(led_s):
+            return
+        if not await self._set(table, decision.table, now_s):
             return
         await self._carry_out(decision, now_s)
         await self._hint(decision.wanted, now_s)
-        after = decision.table
+        await self._log([*decision.events, *self._ordering.take_told()])
+
+    def _is_late(self, led_s: float) -> bool:
+        """Return whether a round, for which the lease was kept then, may have outlasted it, as that of a process that stood still."""
+        lasted_s = time.monotonic() - led_s
+        if lasted_s <= _ROUND_S:
+            return False
+        log.warning("a round of cluster policies took %.1f s; nothing comes of it", lasted_s)
+        return True
+
+    async def _set(self, table: CopiesTable, after: Mapping[PageKey, int], now_s: float) -> bool:
+        """Put other copies in force, or the same ones in time; return False where another router has done so."""
         if not table.readable:
             log.error(
                 "the table of copies in Redis cannot be read; it counts as none, and is written anew"
             )
         stale = not table.readable or (after and now_s - self._set_s >= _AGAIN_S)
-        if after != before or stale:
-            self._set_s = now_s
-            changed = CopiesTable(table.seq + 1, {group.hex(): n for group, n in after.items()})
-            await asyncio.to_thread(self._orders.set_table, changed)
-        await self._log([*decision.events, *self._ordering.take_told()])
+        if after == table.by_key() and not stale:
+            return True
+        changed = CopiesTable(table.seq + 1, {group.hex(): n for group, n in after.items()})
+        if not await asyncio.to_thread(self._orders.set_table, changed, table):
+            log.warning("another router has set copies meanwhile; nothing comes of this round")
+            return False
+        self._set_s = now_s
+        return True
 
     async def _hint(self, wanted: Mapping[str, Wanted], now_s: float) -> None:
         """Tell all routers how many workers models should have."""

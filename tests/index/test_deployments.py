@@ -120,7 +120,7 @@ def use_all(settings: IndexSettings) -> None:
     assert store.places() == {}
     store.close()
     orders = Orders(settings.url, settings)
-    orders.set_table(CopiesTable(1, {"00" * 32: 2}))
+    assert orders.set_table(CopiesTable(1, {"00" * 32: 2}), orders.table())
     assert orders.table().copies == {"00" * 32: 2}
     assert orders.events(10) == []
     orders.set_wanted({"m": WantedWorkers(2, "busy", "by-load")})

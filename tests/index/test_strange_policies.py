@@ -128,5 +128,24 @@ async def test_a_table_that_cannot_be_read_is_written_anew_and_told_once(
     assert caplog.text.count("the table of copies in Redis cannot be read") == 3
 
 
+@pytest.mark.live
+def test_a_table_is_not_set_over_one_that_has_come_since(
+    index_settings: IndexSettings, client: redis.Redis
+) -> None:
+    one, other = (Orders(index_settings.url, index_settings) for _ in range(2))
+    old = one.table()
+    assert other.set_table(CopiesTable(1, {"11": 2}), other.table())
+    assert not one.set_table(CopiesTable(1, {"22": 2}), old)
+    assert one.table() == CopiesTable(1, {"11": 2})
+    assert one.set_table(CopiesTable(2, {"22": 2}), one.table())
+    key = PolicyKeys(index_settings.key_prefix).copies
+    client.set(key, '{"seq": 1e300, "copies": {}}')
+    assert one.set_table(CopiesTable(0, {}), one.table()), "what cannot be read is written over"
+    client.set(key, DEEP)
+    assert one.set_table(CopiesTable(1, {}), CopiesTable(0, {}))
+    for orders in (one, other):
+        orders.close()
+
+
 def _table(client: redis.Redis, keys: PolicyKeys) -> CopiesTable:
     return read_table(cast(bytes, client.get(keys.copies)))

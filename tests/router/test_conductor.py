@@ -1,0 +1,126 @@
+"""The router that leads, when it stands still, and when Redis is away."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager
+
+import pytest
+
+from pie.index.mirror import Mirror
+from pie.index.orders import CopiesTable, Orders
+from pie.index.settings import IndexSettings
+from pie.page.key import PageKey
+from pie.policies.cluster_manager import ClusterManager
+from pie.policies.cluster_policy import ClusterView, Order, SetCopies, Wanted
+from pie.policies.policy_set import PolicySet
+from pie.router import conductor as module
+from pie.router.conductor import Conductor
+from pie.router.conversations import Conversations
+from pie.router.demand import Demand
+from pie.router.ordering import Ordering
+from pie.router.overview import Overview
+from tests.router.conftest import until
+
+GROUP = PageKey(b"1" * 32)
+
+
+class Says:
+    """A policy that orders what a test says."""
+
+    def __init__(self, *orders: Order) -> None:
+        self.orders = orders
+
+    def decide(self, shown: ClusterView) -> Iterable[Order]:
+        return self.orders
+
+
+class Paused(Overview):
+    """Looks at a cluster of four nodes, each time when a test lets it."""
+
+    def __init__(self) -> None:
+        super().__init__(Mirror(), dict, Demand(), Conversations())
+        self.looks = 0
+        self.go_on = asyncio.Event()
+
+    async def view(
+        self,
+        table: Mapping[PageKey, int],
+        now_s: float,
+        wanted: Mapping[str, Wanted] | None = None,
+    ) -> ClusterView:
+        self.looks += 1
+        await self.go_on.wait()
+        self.go_on.clear()
+        return ClusterView(4, 1, (), now_s)
+
+
+class Clock:
+    """The time, and as much more as the process is said to have stood still."""
+
+    def __init__(self) -> None:
+        self.stood_s = 0.0
+        self.time = time.time
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.stood_s
+
+
+@asynccontextmanager
+async def conducting(
+    index: IndexSettings, overview: Overview, *orders: Order
+) -> AsyncIterator[Conductor]:
+    conductor = Conductor(index.url, "a", overview, Ordering(dict), PolicySet(), settings=index)
+    conductor._manager = ClusterManager([("says", Says(*orders))])
+    conductor.start()
+    try:
+        yield conductor
+    finally:
+        await conductor.close()
+
+
+@pytest.fixture
+def orders(index_settings: IndexSettings) -> Iterator[Orders]:
+    one = Orders(index_settings.url, index_settings)
+    yield one
+    one.close()
+
+
+async def test_a_router_that_stood_still_in_a_round_does_nothing_with_it(
+    index_settings: IndexSettings,
+    orders: Orders,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    overview = Paused()
+    async with conducting(index_settings, overview, SetCopies(GROUP, 3, "hot")):
+        await until(lambda: overview.looks == 1)
+        clock.stood_s = 3.0
+        overview.go_on.set()
+        await until(lambda: overview.looks == 2)
+        assert "a round of cluster policies took 3" in caplog.text
+        assert orders.table().by_key() == {}
+        overview.go_on.set()
+        await until(lambda: orders.table().by_key() == {GROUP: 3})
+        raised = [event.action for event in orders.events(10)]
+    assert raised.count("raise") <= 1
+
+
+async def test_a_round_in_which_another_router_set_copies_comes_to_nothing(
+    index_settings: IndexSettings, orders: Orders, caplog: pytest.LogCaptureFixture
+) -> None:
+    overview = Paused()
+    async with conducting(index_settings, overview, SetCopies(GROUP, 3, "hot")):
+        await until(lambda: overview.looks == 1)
+        assert orders.set_table(CopiesTable(7, {"22" * 32: 2}), orders.table())
+        overview.go_on.set()
+        await until(lambda: overview.looks == 2)
+        assert "another router has set copies meanwhile" in caplog.text
+        assert orders.table().seq == 7
+        overview.go_on.set()
+        await until(lambda: orders.table().by_key().get(GROUP) == 3)
+    assert orders.table().seq > 7
