@@ -51,6 +51,7 @@ from pie.router.responding import Responding, ResponseStore, as_response
 from pie.router.settings import RouterSettings
 from pie.router.status import ClusterStatus
 from pie.router.tokenizing import Tokenizing
+from pie.router.turns import Turns
 from pie.router.workers import WorkerSet
 from pie.wire.messages import Grammar
 
@@ -88,6 +89,7 @@ class RouterApp:
         access: Access,
         responses: ResponseStore,
         inferlets: Inferlets,
+        turns: Turns,
     ) -> None:
         self._settings = settings
         self._catalog = catalog
@@ -102,7 +104,7 @@ class RouterApp:
         self._access = access
         self._pages = Pages(settings)
         self._inferlets = inferlets
-        self._bodies = BodyBudget(int(settings.body_budget_bytes), settings.retry_after_s)
+        self._bodies = BodyBudget(int(settings.body_budget_bytes), settings.retry_after_s, turns)
         self._document: dict[str, object] | None = None
         self._limits = BodyLimits(
             max_choices=settings.max_choices,
@@ -209,13 +211,13 @@ class RouterApp:
     async def _chat(self, exchange: Exchange) -> None:
         arrived_s = time.monotonic()
         self._gate.check()
-        body = parse_body(ChatBody, await exchange.body(), self._limits)
+        body = await exchange.parsed(partial(parse_body, ChatBody, limits=self._limits))
         await self._converse(exchange, body, ChatShaper, arrived_s, usage_events=body.include_usage)
 
     async def _respond(self, exchange: Exchange) -> None:
         arrived_s = time.monotonic()
         self._gate.check()
-        body = self._responding.body(await exchange.body())
+        body = await exchange.parsed(self._responding.body)
         chat, keep = await self._responding.chat(body, exchange)
         try:
             shaper = partial(ResponsesShaper, body=body, keep=keep)
@@ -271,7 +273,7 @@ class RouterApp:
     async def _complete(self, exchange: Exchange) -> None:
         arrived_s = time.monotonic()
         self._gate.check()
-        body = parse_body(CompletionBody, await exchange.body(), self._limits)
+        body = await exchange.parsed(partial(parse_body, CompletionBody, limits=self._limits))
         model = self._catalog.served(body.model)
         sequences = body.sequences * len(body.prompts)
         with self._gate.enter(sequences):

@@ -193,6 +193,7 @@ class RouterService:
             access=access,
             responses=sharing.responses,
             inferlets=Inferlets(settings, catalog=self._catalog, runs=self._runs, gate=self._gate),
+            turns=self._turns,
         )
         self._server = _Server(
             server_context(settings),

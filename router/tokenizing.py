@@ -62,12 +62,7 @@ class Tokenizing:
     async def tokenize(self, exchange: Exchange) -> None:
         """Answer with the ids of a text or a conversation."""
         self._gate.check()
-        data = await exchange.body()
-        body: TokenizeConversation | TokenizeText
-        if "messages" in raw_fields(TokenizeConversation, data):
-            body = parse_body(TokenizeConversation, data, self._limits)
-        else:
-            body = parse_body(TokenizeText, data, self._limits)
+        body = await exchange.parsed(self._text_or_conversation)
         model, tenant = self._model(body.model), exchange.caller.tenant
         with self._gate.enter(1):
             async with exchange.caller.enter(1):
@@ -104,7 +99,7 @@ class Tokenizing:
     async def detokenize(self, exchange: Exchange) -> None:
         """Answer with the text of token ids, special tokens included."""
         self._gate.check()
-        body = parse_body(DetokenizeBody, await exchange.body(), self._limits)
+        body = await exchange.parsed(partial(parse_body, DetokenizeBody, limits=self._limits))
         model = self._model(body.model)
         if body.tokens and not 0 <= min(body.tokens) <= max(body.tokens) < model.vocab_size:
             raise invalid(
@@ -122,13 +117,18 @@ class Tokenizing:
 
     async def embeddings(self, exchange: Exchange) -> None:
         """Say that no model here has embeddings."""
-        body = parse_body(EmbeddingsBody, await exchange.body(), self._limits)
+        body = await exchange.parsed(partial(parse_body, EmbeddingsBody, limits=self._limits))
         model = self._catalog.served(body.model)
         raise invalid(
             f"model: {shown(model.name)} generates text and has no embeddings",
             "model",
             "unsupported_model",
         )
+
+    def _text_or_conversation(self, data: bytes) -> TokenizeConversation | TokenizeText:
+        if "messages" in raw_fields(TokenizeConversation, data):
+            return parse_body(TokenizeConversation, data, self._limits)
+        return parse_body(TokenizeText, data, self._limits)
 
     def _model(self, name: str | None) -> ServedModel:
         """Return the model of that name, or the only one.

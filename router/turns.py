@@ -35,7 +35,7 @@ class Turns:
     Args:
         threads: Where work is done.
         at_once: How many threads it has.
-        most_waiting: Most work that waits.
+        most_waiting: Most work of one tenant that waits.
         retry_after_s: What a client is told to wait for whose work there is no room.
     """
 
@@ -65,11 +65,11 @@ class Turns:
             work: What to do; it may raise.
 
         Raises:
-            ApiError: 429 where too much waits.
+            ApiError: 429 where too much of the tenant's waits.
         """
-        if self.waiting >= self._most_waiting:
+        if len(self._waiting.get(tenant, ())) >= self._most_waiting:
             raise overloaded(
-                f"{self._most_waiting} long prompts wait to be read.", self._retry_after_s
+                f"{self._most_waiting} long requests wait to be read.", self._retry_after_s
             )
         job = _Job(tenant, work, asyncio.get_running_loop().create_future())
         self._waiting.setdefault(tenant, deque()).append(job)

@@ -25,8 +25,9 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from pie.router.api.bulk import check_bulk, check_numbers
+from pie.router.api.bulk import check_bulk
 from pie.router.api.extras import extra_problems, unsupported_problems
+from pie.router.api.long_ids import LONG_BYTES, without_long_ids
 from pie.router.api.problems import Problem, problems_of, refuse
 from pie.router.api.structured import (
     MAX_CHOICES,
@@ -431,7 +432,9 @@ def parse_body(
         ApiError: 400 that names the problems; `param` is the first problem's field.
     """
     check_bulk(kind, data)
-    check_numbers(data)
+    lists: dict[str, list[int]] = {}
+    if len(data) > LONG_BYTES:
+        data, lists = without_long_ids(kind, data)
     try:
         body = kind.model_validate_json(data, context=limits)
     except ValidationError as error:
@@ -440,6 +443,8 @@ def parse_body(
         unread = unsupported_problems(kind, data, {*told, *passed_on})
         refuse(chain(problems, unread))
         raise
+    # What stood in their stead was judged: one id, as they are many.
+    vars(body).update(lists)
     extra = body.__pydantic_extra__ or {}
     unknown = {name: value for name, value in extra.items() if name not in passed_on}
     refuse(chain(extra_problems(unknown), body_problems(body)))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from hypothesis import given, strategies as st
 from pydantic import ValidationError
 
+from pie.router.api import body, bulk, long_ids
 from pie.router.api.body import MAX_LOGIT_BIASES, BodyLimits, GenerationBody, parse_body
 from pie.router.api.bulk import MAX_OBJECTS, MAX_STRINGS, MAX_VALUES
 from pie.router.api.chat import ChatBody
@@ -173,3 +175,62 @@ def test_what_is_not_supported_is_told_beside_other_mistakes_whatever_its_value(
 
 def test_a_body_that_is_no_object_is_told_so() -> None:
     assert refused(ChatBody, b"[]").message == "The body must be a JSON object."
+
+
+@pytest.mark.parametrize("more", ["", ', "n": 2', ', "colour": 1', ', "prompt": "b"', ', "n": "a"'])
+@pytest.mark.parametrize(
+    "last", ["7", " 8 ", "-1", "1.0", '"a"', "[1]", "true", "1" * 30, "1,", ""]
+)
+def test_long_lists_of_ids_are_read_as_the_schema_reads_them(
+    more: str, last: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = f'{{"model": "m", "prompt": [{"1, 2 ,3," * 30}{last}]{more}}}'.encode()
+
+    def read() -> str:
+        try:
+            return str(parse_body(CompletionBody, data, LIMITS).model_dump())
+        except ApiError as error:
+            return str((error.message, error.param, error.code))
+
+    whole = read()
+    monkeypatch.setattr(body, "LONG_BYTES", 10)
+    monkeypatch.setattr(long_ids, "LONG_BYTES", 10)
+    monkeypatch.setattr(long_ids, "_PIECE_BYTES", 7)
+    assert read() == whole
+
+
+@given(
+    st.lists(st.sampled_from(["\\", '"', "NaN", "Infinity", "{", "[", ",", "a", "N", "I"])).map(
+        "".join
+    ),
+    st.sampled_from([2, 4, 8]),
+)
+def test_a_text_holds_the_same_however_it_is_cut(text: str, size: int) -> None:
+    data = text.encode()
+    whole = bulk._scanned(data)
+    named = whole.number is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bulk, "_SLICE_BYTES", size)
+        cut = bulk._scanned(data)
+    assert (cut.number is not None) is named
+    assert (cut.strings, cut.objects, cut.values) == (whole.strings, whole.objects, whole.values)
+
+
+@given(
+    st.recursive(
+        st.text() | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
+    )
+)
+def test_what_stands_in_strings_is_not_counted(value: object) -> None:
+    def counts(one: object) -> tuple[int, int]:
+        if isinstance(one, dict):
+            inner = [counts(part) for part in one.values()]
+            strings = len(one) + sum(s for s, _ in inner)
+            return strings, 1 + sum(o for _, o in inner)
+        if isinstance(one, list):
+            inner = [counts(part) for part in one]
+            return sum(s for s, _ in inner), sum(o for _, o in inner)
+        return int(isinstance(one, str)), 0
+
+    found = bulk._scanned(json.dumps(value).encode())
+    assert (found.strings, found.objects, found.number) == (*counts(value), None)

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from pie.router import tokenizing
+from pie.router.api import bulk
 from pie.router.api.tokens import Tokenized
 from pie.router.key_file import editing
 from pie.tokens.tokenizer import Tokenizer
@@ -132,3 +133,34 @@ async def test_of_a_quota_tokenizing_takes_a_request_and_no_tokens(
         )
         statuses.append(answer.status_code)
     assert statuses == [200, 200, 200, 429, 429]
+
+
+async def test_large_bodies_are_parsed_beside_the_event_loop(
+    cluster: Cluster, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.mock("w0")
+    router = await cluster.router(1)
+    seen: list[bool] = []
+    ours, scan = threading.get_ident(), bulk._scanned
+
+    def watched(data: bytes) -> object:
+        seen.append(threading.get_ident() == ours)
+        return scan(data)
+
+    monkeypatch.setattr(bulk, "_scanned", watched)
+    long = "a b " * 100_000
+    for path, body in (
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": long}]}),
+        ("/v1/completions", {"prompt": long}),
+        ("/v1/responses", {"input": [{"role": "nobody", "content": long}]}),
+        ("/tokenize", {"prompt": long}),
+        ("/tokenize", {"messages": [{"role": "user", "content": long}]}),
+        ("/detokenize", {"tokens": [1] * 100_000}),
+        ("/v1/embeddings", {"input": long}),
+    ):
+        seen.clear()
+        await http.post(router.url + path, json={"model": "mock"} | body)
+        assert set(seen) == {False}, path
+        seen.clear()
+        await http.post(router.url + path, json={"model": "mock", "input": "a b " * 10_000})
+        assert set(seen) == {True}, path
