@@ -37,8 +37,6 @@ from pie.wire.messages import (
     AskStatus,
     CachedTokens,
     Cancel,
-    Drained,
-    DrainNode,
     FinishReason,
     Generate,
     Load,
@@ -51,6 +49,7 @@ from pie.wire.messages import (
     TokenDelta,
     TokenLogprob,
 )
+from pie.wire.place_orders import Drained, DrainNode, TakeAgain, TakesAgain
 from pie.wire.program_runs import (
     ProgramEnd,
     ProgramEvent,
@@ -217,6 +216,8 @@ class _Mock:
                 await peer.send(StatusReport(message.request_id, *told))
         elif isinstance(message, DrainNode):
             await peer.send(Drained(message.request_id, 0, 0))
+        elif isinstance(message, TakeAgain):
+            await peer.send(TakesAgain(message.request_id))
         elif isinstance(message, StartProgram):
             wake = self._programs[message.request_id] = asyncio.Event()
             said = (ProgramEvent(ProgramEventKind.SAID, spec.reply),)
