@@ -166,7 +166,15 @@ class Exchange:
             ApiError: See `body`, `in_time`, and whatever `parse` raises.
             ClientGoneError: The client hung up.
         """
-        data = await self.body()
+        return await self.parsed_from(await self.body(), parse)
+
+    async def parsed_from(self, data: bytes, parse: Callable[[bytes], T]) -> T:
+        """Return what `parse` makes of `data`, as `parsed` does.
+
+        Raises:
+            ApiError: See `in_time`, and whatever `parse` raises.
+            ClientGoneError: The client hung up.
+        """
         if len(data) <= _PARSED_HERE_BYTES:
             return parse(data)
         bodies = self._bodies

@@ -173,7 +173,8 @@ class Responding:
         if session and not any(asked.get(n) for n in ("session_id", "prompt_cache_key", "user")):
             asked["session_id"] = session
         try:
-            chat = parse_body(ChatBody, msgspec.json.encode(asked), self._limits)
+            parse = partial(parse_body, ChatBody, limits=self._limits)
+            chat = await exchange.parsed_from(msgspec.json.encode(asked), parse)
         except ApiError as error:
             raise as_response(error) from error
         said = [*before, *body.said()]

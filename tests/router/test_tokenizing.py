@@ -153,6 +153,7 @@ async def test_large_bodies_are_parsed_beside_the_event_loop(
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": long}]}),
         ("/v1/completions", {"prompt": long}),
         ("/v1/responses", {"input": [{"role": "nobody", "content": long}]}),
+        ("/v1/responses", {"input": long}),
         ("/tokenize", {"prompt": long}),
         ("/tokenize", {"messages": [{"role": "user", "content": long}]}),
         ("/detokenize", {"tokens": [1] * 100_000}),
