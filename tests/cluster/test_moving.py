@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -57,7 +58,9 @@ class Running:
                 worker_process.__file__,
                 name,
                 f"ipc://{self.places.sockets}/{name}-{time.monotonic_ns()}",
-                worker_settings(self.places.folder, attention="torch").model_dump_json(),
+                worker_settings(
+                    self.places.folder, attention="torch", max_running=1
+                ).model_dump_json(),
                 self.places.index.model_dump_json(),
             ],
             stdin=subprocess.PIPE,
@@ -91,6 +94,40 @@ class Running:
         assert answer.is_success, answer.text
         cached = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
         return cached, answer.headers["x-pie-worker"]
+
+    @asynccontextmanager
+    async def kept_busy(self, place: str) -> AsyncIterator[None]:
+        """Let a worker answer long requests, one after another, so that what comes later waits there."""
+        long = [
+            asyncio.create_task(
+                self.ask([9 + at, 8, 7], max_tokens=240, ignore_eos=True, place=place)
+            )
+            for at in range(40)
+        ]
+        try:
+
+            async def is_busy() -> bool:
+                return (await self.worker(place))["waiting"] >= len(long) // 2
+
+            await until(is_busy)
+            yield
+            assert not long[-1].done(), "it was not busy any more"
+        finally:
+            for one in long:
+                one.cancel()
+            await asyncio.gather(*long, return_exceptions=True)
+
+    async def worker(self, place: str) -> dict[str, Any]:
+        """Return what the router's status says of a worker."""
+        status = (await self.http.get("/status")).json()
+        return next(one for one in status["workers"] if one["place"] == place)
+
+    async def counted(self, place: str, name: str) -> int:
+        """Return what a worker has counted."""
+        return int((await self.worker(place))["counters"][name])
+
+    async def has_counted(self, place: str, name: str, least: int) -> bool:
+        return await self.counted(place, name) >= least
 
     async def events(self) -> list[dict[str, Any]]:
         """Return what cluster policies did, the oldest first."""
@@ -205,6 +242,46 @@ async def test_a_hot_prompt_is_brought_near_the_other_worker_and_what_is_expired
     assert (await running.ask([*hot, 2, 3], place="w0"))[0] == 0
 
 
+async def test_a_conversation_that_moved_is_answered_warm_by_pages_that_followed_it(
+    running: Running,
+) -> None:
+    await running.apply(
+        "follow-session, {policy: prefetch, requests: 0}, {policy: spill-to-pool, as_made: false}"
+    )
+    text = [150 + one % 13 for one in range(6 * PAGE)]
+    assert await running.ask(text, session_id="moves", place="w0") == (0, "w0")
+    from_host = await running.counted("w1", "cached_tokens_host")
+    async with running.kept_busy("w1"):
+        turn = asyncio.create_task(running.ask([*text, 4, 5], session_id="moves", place="w1"))
+
+        async def has_followed() -> bool:
+            return await running.did("follow-session", "done", "w1")
+
+        await until(has_followed)
+        assert await running.did("follow-session", "done", "w0")
+        assert not turn.done(), "its turn had not come"
+    assert await turn == (len(text), "w1")
+    # A worker's figures come a moment after its answers.
+    await until(lambda: running.has_counted("w1", "cached_tokens_host", from_host + len(text)))
+
+
+async def test_what_a_waiting_request_needs_is_fetched_before_its_turn(running: Running) -> None:
+    await running.apply("{policy: prefetch, requests: 64}")
+    text = [170 + one % 17 for one in range(6 * PAGE)]
+    stored = await running.counted("w0", "pages_stored")
+    assert await running.ask(text, place="w0") == (0, "w0")
+    await until(lambda: running.has_counted("w0", "pages_stored", stored + PAGES))
+    before = await running.counted("w1", "pages_prefetched")
+    from_host = await running.counted("w1", "cached_tokens_host")
+    async with running.kept_busy("w1"):
+        waiting = asyncio.create_task(running.ask([*text, 4, 5], place="w1"))
+        await until(lambda: running.has_counted("w1", "pages_prefetched", before + PAGES))
+        assert not waiting.done(), "its turn had not come"
+    assert await waiting == (len(text), "w1")
+    # A worker's figures come a moment after its answers.
+    await until(lambda: running.has_counted("w1", "cached_tokens_host", from_host + len(text)))
+
+
 async def test_a_drained_workers_conversation_goes_on_warm_at_the_next_one(
     running: Running,
 ) -> None:
@@ -213,7 +290,9 @@ async def test_a_drained_workers_conversation_goes_on_warm_at_the_next_one(
     assert cached == 0
     other = next(name for name in WORKERS if name != first)
     drained = await running.http.post(f"/admin/workers/{first}/drain", json={"timeout_s": 60})
-    assert drained.json() == {"worker": first, "moved": PAGES, "left": 0}
+    told = drained.json()
+    assert (told["worker"], told["left"]) == (first, 0)
+    assert told["moved"] >= PAGES, "what else only it has goes too"
 
     async def is_moved() -> bool:
         return await running.did("drain", "move", other) and await running.did(
@@ -226,8 +305,8 @@ async def test_a_drained_workers_conversation_goes_on_warm_at_the_next_one(
     assert (cached, then) == (len(TURN), other)
     missing = await running.http.post("/admin/workers/w9/drain", json={})
     assert missing.status_code == 404
-    told = missing.json()["error"]["message"]
-    assert "There is no worker w9" in told
-    assert other in told
+    said = missing.json()["error"]["message"]
+    assert "There is no worker w9" in said
+    assert other in said
     metrics = (await running.http.get("/metrics")).text
     assert 'pie_router_cluster_policy_events_total{action="move",policy="drain"}' in metrics
