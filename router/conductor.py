@@ -12,6 +12,7 @@ import asyncio
 import functools
 import logging
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -42,6 +43,8 @@ _DEADLINE_S = 1.0
 """What a policy has to answer."""
 _AGAIN_S = 60.0
 """A table that has not changed is set again so often, so that it is not forgotten."""
+_MOST_UNLOGGED = 1_000
+"""Events that wait while Redis is away: as many as it keeps."""
 _HINTED_AGAIN_S = 10.0
 _HINTED_S = 30.0
 """A hint that was read from Redis so long ago is shown no more."""
@@ -89,6 +92,7 @@ class Conductor:
         self._wanted: Mapping[str, Wanted] = {}
         self._wanted_s = float("-inf")
         self._hinted_s = float("-inf")
+        self._unlogged: deque[LoggedEvent] = deque(maxlen=_MOST_UNLOGGED)
         self._task: asyncio.Task[None] | None = None
         self.leads = False
         """Whether this router holds the lease."""
@@ -117,6 +121,7 @@ class Conductor:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self._ordering.close()
+        self._note(self._ordering.take_told())
         await asyncio.to_thread(self._give_back)
 
     def _give_back(self) -> None:
@@ -124,6 +129,10 @@ class Conductor:
             self._lease.give_back()
         except PageIndexError as error:
             log.info("the lease of cluster policies ends by itself: %s", error)
+        try:
+            self._orders.log(list(self._unlogged))
+        except PageIndexError as error:
+            log.info("%d events of cluster policies are lost: %s", len(self._unlogged), error)
         try:
             self._views.close()
         except PageIndexError as error:
@@ -150,6 +159,7 @@ class Conductor:
         self._show({model: _wanted(one) for model, one in told.items()})
         if not self.leads:
             await self._tell()
+            await self._log()
             return
         await self._hear()
         table = await asyncio.to_thread(self._orders.table)
@@ -179,9 +189,10 @@ class Conductor:
             return
         if not await self._set(table, decision.table, now_s):
             return
+        self._note(decision.events)
         await self._carry_out(decision, now_s)
         await self._hint(decision.wanted, now_s)
-        await self._log([*decision.events, *self._ordering.take_told()])
+        await self._log()
 
     def _is_late(self, led_s: float) -> bool:
         """Return whether a round, for which the lease was kept then, may have outlasted it, as that of a process that stood still."""
@@ -250,11 +261,19 @@ class Conductor:
                 self._ordering.send(given)
         await asyncio.to_thread(self._views.move, moves)
 
-    async def _log(self, events: Sequence[ClusterEvent]) -> None:
+    def _note(self, events: Sequence[ClusterEvent]) -> None:
+        """Count events, and keep them until they are logged."""
         for event in events:
             self._on_event(event.policy, event.action)
-        if events:
-            await asyncio.to_thread(self._orders.log, [_logged(event) for event in events])
+            self._unlogged.append(_logged(event))
+
+    async def _log(self) -> None:
+        """Log what waits, and what became of orders; a part of it may be logged twice where Redis goes away meanwhile."""
+        self._note(self._ordering.take_told())
+        if not self._unlogged:
+            return
+        await asyncio.to_thread(self._orders.log, list(self._unlogged))
+        self._unlogged.clear()
 
 
 def _logged(event: ClusterEvent) -> LoggedEvent:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
 
 from pie.index.mirror import Mirror
-from pie.index.orders import CopiesTable, Orders
+from pie.index.orders import CopiesTable, LoggedEvent, Orders
+from pie.index.server import EmbeddedServer
 from pie.index.settings import IndexSettings
 from pie.page.key import PageKey
-from pie.policies.cluster_manager import ClusterManager
+from pie.policies.cluster_manager import ClusterEvent, ClusterManager
 from pie.policies.cluster_policy import ClusterView, Order, SetCopies, Wanted
 from pie.policies.policy_set import PolicySet
 from pie.router import conductor as module
@@ -23,6 +24,9 @@ from pie.router.demand import Demand
 from pie.router.ordering import Ordering
 from pie.router.overview import Overview
 from tests.router.conftest import until
+from tests.support.redis_server import own_redis_server
+
+__all__ = ["own_redis_server"]
 
 GROUP = PageKey(b"1" * 32)
 
@@ -124,3 +128,47 @@ async def test_a_round_in_which_another_router_set_copies_comes_to_nothing(
         overview.go_on.set()
         await until(lambda: orders.table().by_key().get(GROUP) == 3)
     assert orders.table().seq > 7
+
+
+class Told(Ordering):
+    """Has heard what became of an order whenever a test says so."""
+
+    def __init__(self) -> None:
+        super().__init__(dict)
+        self.heard: list[ClusterEvent] = []
+
+    def take_told(self) -> list[ClusterEvent]:
+        told, self.heard = self.heard, []
+        return told
+
+
+async def test_what_became_of_orders_is_logged_once_redis_is_back(
+    own_redis_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, index = own_redis_server, IndexSettings(url=own_redis_server.url)
+    failed = 0
+
+    class Dying(Orders):
+        def log(self, events: Sequence[LoggedEvent]) -> None:
+            nonlocal failed
+            if events and not failed:
+                failed = len(events)
+                server.kill()
+            super().log(events)
+
+    monkeypatch.setattr(module, "Orders", Dying)
+    ordering = Told()
+    overview = Overview(Mirror(), dict, Demand(), Conversations())
+    conductor = Conductor(index.url, "a", overview, ordering, PolicySet(), settings=index)
+    conductor.start()
+    ordering.heard.append(ClusterEvent("p", "done", None, 0, "stored"))
+    await until(lambda: failed == 1)
+    ordering.heard.append(ClusterEvent("p", "done", None, 0, "fetched"))
+    server.start()
+    orders = Orders(index.url, index)
+    await until(lambda: [e.reason for e in orders.events(9)] == ["fetched", "stored"])
+    # What is heard at the last moment is logged too.
+    ordering.heard.append(ClusterEvent("p", "done", None, 0, "let go"))
+    await conductor.close()
+    assert [e.reason for e in orders.events(9)] == ["let go", "fetched", "stored"]
+    orders.close()
