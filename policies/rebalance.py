@@ -34,7 +34,7 @@ class Rebalance:
         difference: How much less, as a share of device memory, another worker must hold.
         waiting: Or how many fewer requests must wait there.
         idle: How long a conversation must be idle before it is moved.
-        sessions: Conversations that are moved in one second, at most.
+        sessions: Conversations that are moved from one worker in one second, at most.
         rate: Bytes a second, at most.
     """
 
@@ -97,7 +97,7 @@ class Rebalance:
             and one.held.get(source.place, 0) > one.shared
             and one.session not in self._moved
         ]
-        # The one used last is wanted first, where it is computed soonest.
+        # The one used last is wanted first, so that it stays where it is.
         idle.sort(key=lambda one: -one.idle_s)
         for session in idle[: self._sessions]:
             size = session.held[source.place] * source.page_bytes

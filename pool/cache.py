@@ -414,8 +414,10 @@ class TieredCache:
 
     def replace_policies(self, new_policy: Callable[[], RetentionPolicy]) -> None:
         """Let other policies choose victims, one for each tier, while pages come and go."""
-        for shelf in self._shelves:
-            shelf.replace_policy(new_policy())
+        # All of them are made before the first is changed: what makes them may be a user's code.
+        new = [new_policy() for _ in self._shelves]
+        for shelf, policy in zip(self._shelves, new, strict=True):
+            shelf.replace_policy(policy)
 
     def close(self, limit_s: float = CLOSE_S) -> bool:
         """Close all tiers at once; say whether they did within `limit_s`.

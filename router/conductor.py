@@ -25,7 +25,7 @@ from pie.index.settings import IndexSettings
 from pie.index.trouble import Trouble
 from pie.page.key import PageKey
 from pie.policies.cluster_manager import ClusterEvent, ClusterManager, Decision
-from pie.policies.cluster_policy import MoveSession, Wanted
+from pie.policies.cluster_policy import ClusterPolicy, MoveSession, Wanted
 from pie.policies.policy_set import PolicySet
 from pie.policies.prefixes import Prefixes
 from pie.router.aside import AskedAside
@@ -110,9 +110,9 @@ class Conductor:
         """Show policies other named prefixes from now on."""
         self._prefixes = prefixes
 
-    def replace_policies(self, policies: PolicySet) -> None:
-        """Ask other policies from now on."""
-        self._manager = ClusterManager(policies.new_cluster())
+    def replace_policies(self, policies: Sequence[tuple[str, ClusterPolicy]]) -> None:
+        """Ask other policies from now on, each with its name."""
+        self._manager = ClusterManager(policies)
         self._aside = AskedAside(len(self._manager.names))
 
     async def close(self) -> None:

@@ -362,12 +362,15 @@ class RouterService:
         policies = await self._policies.look_at(number, version.text)
         if isinstance(policies, str):
             return policies
+        # All of them are made, which may be a user's code, before the first is changed.
+        routing = await asyncio.to_thread(policies.new_routing_aside)
+        cluster = await asyncio.to_thread(policies.new_cluster)
         if policies.routing != self._policies.current.routing:
-            self._chooser.replace_policy(policies.new_routing_aside())
+            self._chooser.replace_policy(routing)
         if self._conductor is not None:
             self._conductor.show_prefixes(policies.prefixes)
             if not policies.same_cluster(self._policies.current):
-                self._conductor.replace_policies(policies)
+                self._conductor.replace_policies(cluster)
         self._policies.current = policies
         self._take_moves()
         return ""

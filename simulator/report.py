@@ -1,7 +1,7 @@
 """What a simulation shows, in numbers.
 
 Covers the record, which is the same for the same trace, policies and seed. Does not cover how it is
-shown (`pie.simulator.page`).
+shown (`pie.simulator.plots`).
 """
 
 from __future__ import annotations

@@ -27,6 +27,8 @@ from pie.worker.page_table import PageTable
 log = logging.getLogger("pie.worker.policy_change")
 
 _MOVED_AT_ONCE = 100
+_TIERS_S = 30.0
+"""How long undoing a change waits for the tiers below, which hand over millions of pages in less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,15 @@ class PolicyChange:
         for table in self.tables:
             await self._replace(table, policies)
         if self.tiers is not None:
-            await asyncio.to_thread(self.tiers.replace_policies, policies.new_retention_aside)
+            tiers = asyncio.create_task(
+                asyncio.to_thread(self.tiers.replace_policies, policies.new_retention_aside)
+            )
+            try:
+                await asyncio.shield(tiers)
+            except asyncio.CancelledError:
+                # No thread ends for that, and what is undone while it goes on would be done again.
+                await asyncio.wait([tiers], timeout=_TIERS_S)
+                raise
 
     async def _replace(self, table: PageTable, policies: PolicySet) -> None:
         """Hand a table over; where that fails it is whose it was, once the step under way is done."""

@@ -1,7 +1,7 @@
 """What an answer must look like: `response_format`, and vLLM's `structured_outputs` and `guided_*`.
 
 Covers their schemas, and the one grammar that they come to. Does not cover compiling it
-(`pie.worker.grammar`) or tools (`pie.router.tools`).
+(`pie.worker.grammar`) or tools (`pie.router.api.tools`).
 """
 
 from __future__ import annotations

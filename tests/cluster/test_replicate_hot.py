@@ -81,7 +81,7 @@ async def test_a_policy_that_hangs_holds_up_nobody_and_is_asked_once(
         await until(lambda: policy.asked == 1)
         await asyncio.sleep(2.5)
         assert policy.asked == 1
-        conductor.replace_policies(load_policies(HOT, name="policies.yaml"))
+        conductor.replace_policies(load_policies(HOT, name="policies.yaml").new_cluster())
         policy.over.set()
         await until(lambda: conductor.leads)
     finally:

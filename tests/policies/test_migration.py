@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, strategies as st
@@ -18,6 +19,7 @@ from pie.policies.cluster_manager import (
 from pie.policies.cluster_policy import (
     ClusterView,
     FetchPages,
+    GroupView,
     LetGo,
     MoveSession,
     Order,
@@ -406,3 +408,17 @@ def test_conversations_that_nobody_goes_on_with_leave_everywhere_but_what_others
     ]
     gone = session("old", idle_s=100.0, shared=3, held={A: 3}, pooled=3)
     assert said(Expire(after=60.0).decide(view(gone))) == []
+
+
+def test_what_prompts_of_no_conversation_had_lately_does_not_expire() -> None:
+    old = session("old", idle_s=100.0, held={A: 10})
+
+    def starts(*groups: GroupView) -> list[int]:
+        seen = replace(view(old), groups=groups)
+        return [one.start for one in Expire(after=60.0).decide(seen) if isinstance(one, LetGo)]
+
+    others = GroupView(PAGES[0], 0.1, 1, chain=PAGES[:4])
+    assert starts(others) == [4]
+    assert starts(replace(others, uses_per_s=0.001)) == [0]
+    assert starts(replace(others, session_tag="old")) == [0]
+    assert starts(replace(others, session_tag="old"), replace(others, chain=PAGES[:2])) == [2]
