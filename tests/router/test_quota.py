@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from pie.index.allowance import Claim, Grant, Limits, MemoryAllowances
+from pie.index.allowance import Claim, Draw, Grant, Limits, MemoryAllowances
 from pie.index.errors import IndexUnavailableError
 from pie.router.errors import ApiError
 from pie.router.key_file import Tenant
@@ -225,6 +225,18 @@ async def test_many_at_once_ask_few_times_and_get_all_there_is() -> None:
     claims = slow.claims
     await quota.enter(1)
     assert slow.claims <= claims + 1
+
+
+async def test_what_is_counted_on_by_one_that_draws_is_not_taken_by_another() -> None:
+    clock = Clock()
+    slow = Slow("0", clock)
+    quota = Quota("t", Tenant("salt", tokens_per_minute=1_280), slow, clock)
+    await quota.prompt(1)  # Ten more are at hand now.
+    taken = Claim(tokens=Draw(need=1_179))
+    assert (await slow.beside("1").claim("t", Limits(0, 1_280), taken)).is_given
+    results = await asyncio.gather(quota.prompt(100), quota.prompt(10), return_exceptions=True)
+    assert results[0] is None
+    assert isinstance(results[1], ApiError)
 
 
 async def test_a_request_that_is_given_up_while_it_draws_holds_nothing() -> None:
