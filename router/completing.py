@@ -21,10 +21,12 @@ _ECHOED_HERE = 4096
 async def plain(
     model: ServedModel, prompts: Sequence[str | Sequence[int]], keep: int | None, tenant: str
 ) -> list[Prompt]:
-    """Return prompts that are no conversations; streams have a turn before each."""
-    maker, room, made = model.prompts, model.context_tokens, []
+    """Return prompts that are no conversations; streams have a turn between them."""
+    maker, room = model.prompts, model.context_tokens
+    made: list[Prompt] = []
     for asked in prompts:
-        await asyncio.sleep(0)
+        if made:
+            await asyncio.sleep(0)
         if isinstance(asked, str):
             made.append(await maker.text(asked, context_tokens=room, keep=keep, tenant=tenant))
         else:

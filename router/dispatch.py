@@ -15,11 +15,14 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 
 import msgspec
 
+from pie.index.contract import PlaceRecord
 from pie.router.books import Running
 from pie.router.choice import Chooser, Chosen
+from pie.router.conversations import ConversationKey
 from pie.router.errors import ApiError, invalid, server_error, too_large
 from pie.router.generation import Ending, Generation, Tried
 from pie.router.link import WorkerLink
@@ -40,6 +43,7 @@ _POLLING = 100
 """So many sequences without a worker look for one as often as that; more do so less often."""
 """How often a request that lost its worker looks for another."""
 _SEND_TIMEOUT_S = 5.0
+_NO_CONVERSATION = contextlib.nullcontext()
 _LEAST_S = 0.001
 """What a request whose time is up gives its worker."""
 
@@ -95,7 +99,7 @@ class Dispatcher:
             before = len(generation.output_ids)
             tried = Tried(chosen, before)
             generation.history.append(tried)
-            with self._conversation(generation, chosen):
+            with self._noted(generation, chosen):
                 ending = await self._attempt(generation, chosen)
             generation.chosen = None
             made = len(generation.output_ids) - before
@@ -220,9 +224,10 @@ class Dispatcher:
             raise self._late()
         return ending
 
-    @contextlib.contextmanager
-    def _conversation(self, generation: Generation, chosen: Chosen[WorkerLink]) -> Iterator[None]:
-        """Note that a request of a conversation runs, and which pages the conversation has then."""
+    def _noted(
+        self, generation: Generation, chosen: Chosen[WorkerLink]
+    ) -> AbstractContextManager[None]:
+        """Note whose prompt is where; return what notes that a request of a conversation runs, if it is one's."""
         session, salt, record = generation.order.session, chosen.prefix.salt, chosen.link.record
         root = record.model_root
         assert root is not None
@@ -232,17 +237,25 @@ class Dispatcher:
             chosen.keys, time.monotonic(), model_root=root, tenant_tag=tenant, session_tag=tag
         )
         if session is None:
-            yield
-            return
-        known, key = self._chooser.conversations, (salt, session)
-        known.named(key, tag, tenant)
+            return _NO_CONVERSATION
+        self._chooser.conversations.named((salt, session), tag, tenant)
+        return self._running_of(generation, (salt, session), record)
+
+    @contextlib.contextmanager
+    def _running_of(
+        self, generation: Generation, key: ConversationKey, record: PlaceRecord
+    ) -> Iterator[None]:
+        """Note at the end which pages a conversation has then."""
         try:
             yield
         finally:
+            assert record.model_root is not None
             # The last token was drawn, and what it would add to a page is not computed.
             tokens = len(generation.order.prompt.ids) + max(0, len(generation.output_ids) - 1)
-            keys = generation.prefix.keys(root, record.page_tokens)
-            known.ended(key, keys[: tokens // record.page_tokens], time.monotonic())
+            keys = generation.prefix.keys(record.model_root, record.page_tokens)
+            self._chooser.conversations.ended(
+                key, keys[: tokens // record.page_tokens], time.monotonic()
+            )
 
     def _remaining_s(self, generation: Generation) -> float:
         """Return the time that a request has left; 0 for none."""
