@@ -107,7 +107,7 @@ class Running:
         try:
 
             async def is_busy() -> bool:
-                return (await self.worker(place))["waiting"] >= len(long) // 2
+                return int((await self.worker(place))["waiting"]) >= len(long) // 2
 
             await until(is_busy)
             yield
