@@ -11,6 +11,7 @@ Covers the table of groups that more pool nodes keep than usual, how many worker
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import cast
 
 import msgspec
@@ -34,6 +35,8 @@ _TABLE_TTL_S = 600
 _WANTED_TTL_S = 30
 _MOST_WORKERS = 1_000_000
 """More than anybody hints, whoever wrote it."""
+_MOST_HINTS = 256
+_MOST_CHARS = 400
 
 
 _SET_TABLE = """
@@ -196,12 +199,18 @@ def read_table(raw: bytes | str | None) -> CopiesTable:
 
 
 def read_wanted(raw: bytes | str | None) -> dict[str, WantedWorkers]:
-    """Return hints as they were written, without what cannot be one."""
+    """Return hints as they were written, without what cannot be one and what is more than anybody writes."""
     try:
         found = msgspec.json.decode(raw, type=dict[str, WantedWorkers]) if raw else {}
     except (ValueError, RecursionError):
         return {}
-    return {model: one for model, one in found.items() if 0 <= one.workers <= _MOST_WORKERS}
+    good = {
+        model: one
+        for model, one in found.items()
+        if 0 <= one.workers <= _MOST_WORKERS
+        and max(map(len, (model, one.reason, one.policy))) <= _MOST_CHARS
+    }
+    return dict(islice(good.items(), _MOST_HINTS))
 
 
 def read_event(raw: bytes | str) -> LoggedEvent | None:

@@ -12,7 +12,15 @@ import redis
 
 from pie.index.errors import IndexStrangeError
 from pie.index.mirror import Mirror
-from pie.index.orders import CopiesTable, LoggedEvent, Orders, read_event, read_table
+from pie.index.orders import (
+    CopiesTable,
+    LoggedEvent,
+    Orders,
+    WantedWorkers,
+    read_event,
+    read_table,
+    read_wanted,
+)
 from pie.index.policy_store import PolicyKeys, PolicyStore, read_count, read_refused
 from pie.index.settings import IndexSettings
 from pie.policies.policy_set import PolicySet
@@ -42,6 +50,29 @@ def test_what_is_no_table_counts_as_none_and_is_told_from_it(raw: bytes) -> None
     assert not read_table(raw).readable
     assert read_table(None).readable
     assert read_table(b'{"seq":1,"copies":{"11":2}}').by_key() == {b"\x11": 2}
+
+
+def test_what_is_no_hint_is_left_out(index_settings: IndexSettings, client: redis.Redis) -> None:
+    good = WantedWorkers(3, "busy", "by-load")
+    assert read_wanted(msgspec.json.encode({"m": good})) == {"m": good}
+    for raw in (None, b"", b"{not json", b'{"m": 3}', b"[]", DEEP):
+        assert read_wanted(raw) == {}
+    mixed = {
+        "m": good,
+        "fewer than none": WantedWorkers(-1, "r", "p"),
+        "too many": WantedWorkers(1 << 40, "r", "p"),
+        "too long": WantedWorkers(1, "r" * 1_000, "p"),
+        "m" * 1_000: good,
+    }
+    assert read_wanted(msgspec.json.encode(mixed)) == {"m": good}
+    assert len(read_wanted(msgspec.json.encode({str(at): good for at in range(5_000)}))) == 256
+    orders, key = Orders(index_settings.url, index_settings), PolicyKeys(index_settings.key_prefix)
+    client.sadd(key.wanted, "of somebody else")
+    assert orders.wanted() == {}
+    orders.set_wanted({"m": good})
+    assert orders.wanted() == {"m": good}
+    assert 0 < client.ttl(key.wanted) <= 30
+    orders.close()
 
 
 def test_what_is_no_event_edit_or_count_is_none() -> None:

@@ -172,6 +172,9 @@ def test_the_schema_takes_what_the_loader_takes() -> None:
     schema = policy_schema()
     jsonschema.Draft202012Validator.check_schema(schema)
     jsonschema.validate(yaml.safe_load(textwrap.dedent(GOOD)), schema)
+    scale = "cluster: {scale: {policy: by-load, max: 4, running: 32, fall_after: 10m}}"
+    load_policies(scale, name="p.yaml")
+    jsonschema.validate(yaml.safe_load(scale), schema)
 
 
 @pytest.mark.parametrize(
@@ -183,6 +186,8 @@ def test_the_schema_takes_what_the_loader_takes() -> None:
         "worker: {rules: [{action: ttl, after: forever}]}",
         "worker: {rules: [{action: pin, match: {tier: floppy}}]}",
         "cluster: {routing: {policy: cost, weight: 3}}",
+        "cluster: {scale: {policy: by-load, max: 0}}",
+        "cluster: {scale: drain}",
         "wroker: {}",
     ],
 )
