@@ -99,6 +99,21 @@ def test_what_lies_in_redis_expires_and_nothing_is_left(index_settings: IndexSet
 
 
 @pytest.mark.live
+def test_a_router_that_dies_is_gone_by_itself(index_settings: IndexSettings) -> None:
+    dies = RedisRouterViews(index_settings.url, "dies", index_settings, ttl_s=0.2)
+    with pair(index_settings) as (one, two):
+        one.tell(RouterView((), (seen(),)))
+        dies.tell(RouterView((), (seen("t"),)))
+        end_s = time.monotonic() + 20.0
+        while "dies" in two.others():
+            assert time.monotonic() < end_s, "it is still there"
+            one.tell(RouterView((), (seen(),)))
+            time.sleep(0.02)
+        assert list(two.others()) == ["one"]
+    dies.close()
+
+
+@pytest.mark.live
 def test_pages_cross_once(
     index_settings: IndexSettings,
 ) -> None:
