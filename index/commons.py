@@ -20,6 +20,7 @@ from redis.commands.core import AsyncScript
 from pie.index.client import asking, look_anew, make_async_client
 from pie.index.errors import IndexUnavailableError
 from pie.index.settings import IndexSettings
+from pie.index.tasks import end
 from pie.index.trouble import Trouble
 
 log = logging.getLogger("pie.index.commons")
@@ -70,6 +71,7 @@ class Commons:
         self._scripts: dict[str, AsyncScript] = {}
         self._calls = asyncio.Semaphore(_AT_ONCE)
         self._mending: asyncio.Task[None] | None = None
+        self._closed = False
         self.prefix = settings.key_prefix
         self.router = secrets.token_hex(8)
         """Names this start of this router."""
@@ -114,7 +116,7 @@ class Commons:
 
     async def _mend(self) -> None:
         """Try until Redis is back: no request waits for that."""
-        while self.is_degraded:
+        while self.is_degraded and not self._closed:
             await asyncio.sleep(_AGAIN_S)
             try:
                 await look_anew(self._client)
@@ -148,7 +150,7 @@ class Commons:
 
     async def close(self) -> None:
         """Let go of the connection, at once."""
+        self._closed = True
         if self._mending is not None:
-            self._mending.cancel()
-            await asyncio.gather(self._mending, return_exceptions=True)
+            await end([self._mending])
         await self._client.aclose()

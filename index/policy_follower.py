@@ -36,6 +36,7 @@ from pie.index.policy_store import (
     read_version,
 )
 from pie.index.settings import IndexSettings
+from pie.index.tasks import end
 from pie.index.trouble import Trouble
 from pie.page.key import PageKey
 
@@ -89,6 +90,7 @@ class PolicyFollower:
         self._on_copies = on_copies
         self._copies: bytes | str = b""
         self._task: asyncio.Task[None] | None = None
+        self._closed = False
         self.state = PlacePolicies(0)
         """What the place runs."""
         self.refused_edit: RefusedEdit | None = None
@@ -102,9 +104,9 @@ class PolicyFollower:
 
     async def close(self) -> None:
         """Stop following, and tell that this place runs nothing any more."""
+        self._closed = True
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end([self._task])
         try:
             async with asking(self._settings.request_timeout_s):
                 await self._client.hdel(self._keys.places, self._place)
@@ -113,7 +115,7 @@ class PolicyFollower:
         await self._client.aclose()
 
     async def _follow(self) -> None:
-        while True:
+        while not self._closed:
             await asyncio.sleep(_EVERY_S)
             await self._look()
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from pie.index.errors import PageIndexError
 from pie.index.shelf import Shelf, entry_bytes
+from pie.index.tasks import end
 
 log = logging.getLogger("pie.index.shelf_behind")
 
@@ -39,6 +40,7 @@ class Behind:
         self._queue: deque[tuple[str, bytes]] = deque()
         self._bytes = 0
         self._task: asyncio.Task[None] | None = None
+        self._closed = False
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -58,9 +60,9 @@ class Behind:
 
     async def close(self) -> None:
         """Put what waits, if that can be done soon."""
+        self._closed = True
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end([self._task])
         try:
             async with asyncio.timeout(_CLOSE_S):
                 while self._queue:
@@ -69,10 +71,10 @@ class Behind:
             self._on_dropped(len(self._queue))
 
     async def _run(self) -> None:
-        while self._queue:
+        while self._queue and not self._closed:
             await asyncio.sleep(BEHIND_S)
             try:
-                while self._queue:
+                while self._queue and not self._closed:
                     await self._put_some()
             except PageIndexError as error:
                 log.debug("%d values wait: %s", len(self._queue), error)

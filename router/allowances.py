@@ -22,6 +22,7 @@ from pie.index.allowance import (
 )
 from pie.index.commons import Commons
 from pie.index.errors import PageIndexError
+from pie.index.tasks import end
 from pie.router.quota import Quota
 
 log = logging.getLogger("pie.router.allowances")
@@ -106,6 +107,7 @@ class QuotaKeeper:
         self._allowances = allowances
         self._quotas = quotas
         self._task: asyncio.Task[None] | None = None
+        self._closed = False
         self._wake = asyncio.Event()
         commons.on_back = self._wake.set
 
@@ -128,12 +130,12 @@ class QuotaKeeper:
 
     async def close(self) -> None:
         """Stop."""
+        self._closed = True
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end([self._task])
 
     async def _run(self) -> None:
-        while True:
+        while not self._closed:
             try:
                 await self._round()
             except PageIndexError as error:

@@ -22,6 +22,7 @@ from pie.index.orders import CopiesTable, LoggedEvent, Orders, WantedWorkers
 from pie.index.router_views import Move
 from pie.index.router_views_redis import RedisRouterViews
 from pie.index.settings import IndexSettings
+from pie.index.tasks import end
 from pie.index.trouble import Trouble
 from pie.page.key import PageKey
 from pie.policies.cluster_manager import ClusterEvent, ClusterManager, Decision
@@ -94,6 +95,7 @@ class Conductor:
         self._hinted_s = float("-inf")
         self._unlogged: deque[LoggedEvent] = deque(maxlen=_MOST_UNLOGGED)
         self._task: asyncio.Task[None] | None = None
+        self._closed = False
         self.leads = False
         """Whether this router holds the lease."""
 
@@ -117,9 +119,9 @@ class Conductor:
 
     async def close(self) -> None:
         """Stop, and let another router lead."""
+        self._closed = True
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end([self._task])
         await self._ordering.close()
         self._note(self._ordering.take_told())
         await asyncio.to_thread(self._give_back)
@@ -140,7 +142,7 @@ class Conductor:
         self._orders.close()
 
     async def _run(self) -> None:
-        while True:
+        while not self._closed:
             await asyncio.sleep(_EVERY_S)
             try:
                 await self._round()

@@ -28,6 +28,7 @@ from pie.index.mirror import Mirror
 from pie.index.policy_follower import PolicyFollower
 from pie.index.policy_store import PolicyVersion
 from pie.index.settings import IndexSettings
+from pie.index.tasks import end
 from pie.page.events import PlaceKind
 from pie.policies.policy_set import PolicySet
 from pie.policies.versions import PolicyVersions
@@ -305,8 +306,7 @@ class RouterService:
         self._closed = True
         self._gate.drain()
         if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
+            await end([self._looking])
         self._answerer.stop(
             unavailable("The router is stopping.", self.settings.retry_after_s, "draining")
         )
@@ -380,8 +380,8 @@ class RouterService:
         self._chooser.awaits = self._policies.current.worker_moves().stores_as_made
 
     async def _keep_looking(self) -> None:
-        """Hold workers and models against the mirror, for ever."""
-        while True:
+        """Hold workers and models against the mirror."""
+        while not self._closed:
             await asyncio.sleep(_LOOK_S)
             self._look()
             if self._trace is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -221,6 +222,25 @@ async def test_who_has_left_is_listed_no_more_and_who_is_long_gone_is_forgotten(
         await one.follower.close()
         assert set(store.places()) == {"w1"}
         assert set(client.hkeys(keys.places)) == {b"w1", b"strange"}
+
+
+async def test_closing_ends_where_a_cancellation_is_lost(
+    store: PolicyStore, index_settings: IndexSettings
+) -> None:
+    takes = asyncio.Event()
+
+    async def take(number: int, version: PolicyVersion) -> str:
+        takes.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        return ""
+
+    follower = PolicyFollower(index_settings.url, "w0", take, settings=index_settings)
+    await follower.start()
+    store.apply("text", "")
+    async with asyncio.timeout(20):
+        await takes.wait()
+        await follower.close()
 
 
 @pytest.mark.parametrize("number", [1, 2])

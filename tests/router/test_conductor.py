@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -130,6 +131,27 @@ async def test_a_round_in_which_another_router_set_copies_comes_to_nothing(
     assert orders.table().seq > 7
 
 
+class Deaf(Paused):
+    """Loses a cancellation, as libraries do now and then."""
+
+    async def view(
+        self,
+        table: Mapping[PageKey, int],
+        now_s: float,
+        wanted: Mapping[str, Wanted] | None = None,
+    ) -> ClusterView:
+        with contextlib.suppress(asyncio.CancelledError):
+            return await super().view(table, now_s, wanted)
+        return ClusterView(4, 1, (), now_s)
+
+
+async def test_closing_ends_where_a_cancellation_is_lost(index_settings: IndexSettings) -> None:
+    overview = Deaf()
+    async with asyncio.timeout(20):
+        async with conducting(index_settings, overview):
+            await until(lambda: overview.looks == 1)
+
+
 class Told(Ordering):
     """Has heard what became of an order whenever a test says so."""
 
@@ -152,8 +174,8 @@ async def test_what_became_of_orders_is_logged_once_redis_is_back(
         def log(self, events: Sequence[LoggedEvent]) -> None:
             nonlocal failed
             if events and not failed:
-                failed = len(events)
                 server.kill()
+                failed = len(events)
             super().log(events)
 
     monkeypatch.setattr(module, "Orders", Dying)
