@@ -50,7 +50,7 @@ class Talk:
         self.maker = maker
         self.turns: tuple[Turn, ...] = (Turn("user", begin),)
         ids = range(maker.tokenizer.vocab_size)
-        self._bytes = {maker.tokenizer.token_bytes(id_): id_ for id_ in ids}
+        self.bytes = {maker.tokenizer.token_bytes(id_): id_ for id_ in ids}
 
     async def prompt(self, model: str = "m", salt: str | None = None) -> Prompt:
         messages = [{"role": turn.role, "content": turn.text} for turn in self.turns]
@@ -61,7 +61,7 @@ class Talk:
     async def answer(self, text: str, model: str = "m", salt: str | None = None) -> array[int]:
         """Remember an answer, ask on, and return all ids up to the end of the answer."""
         prompt = await self.prompt(model, salt)
-        ids = array("I", [self._bytes[bytes([byte])] for byte in text.encode()])
+        ids = array("I", [self.bytes[bytes([byte])] for byte in text.encode()])
         await self.maker.remember(prompt, text, ids)
         self.turns += (Turn("assistant", text), Turn("user", "and then?"))
         return prompt.ids + ids
@@ -90,6 +90,32 @@ async def test_a_name_and_a_salt_do_not_run_together(maker: PromptMaker) -> None
     ids = await talk.answer("the quick fox", "m", "tenant")
     assert (await talk.prompt("m", "tenant")).ids[: len(ids)] == ids
     assert (await talk.prompt("m/tenant", None)).ids[: len(ids)] != ids
+
+
+@pytest.mark.parametrize("more", ["", "!", "😀 and more"])
+async def test_of_an_answer_that_a_stop_string_cut_the_ids_before_it_are_known(
+    maker: PromptMaker, more: str
+) -> None:
+    text = "naïve — “x” 😀."
+    for end in range(1, len(text) + 1):
+        talk = Talk(maker, f"Say {end}{more}")
+        prompt = await talk.prompt()
+        ids = array("I", [talk.bytes[bytes([byte])] for byte in (text + more).encode()])
+        await maker.remember(prompt, text[:end], ids)
+        talk.turns += (Turn("assistant", text[:end]), Turn("user", "and then?"))
+        known = prompt.ids + ids[: len(text[:end].encode())]
+        assert (await talk.prompt()).ids[: len(known)] == known
+
+
+async def test_ids_that_spell_another_text_are_not_remembered(
+    maker: PromptMaker, memory: AnswerMemory
+) -> None:
+    talk = Talk(maker, "Say")
+    prompt = await talk.prompt()
+    ids = array("I", [talk.bytes[bytes([byte])] for byte in b"yes"])
+    for text in ("yet", "yes!", "yEs", "ye\ufffd"):
+        await maker.remember(prompt, text, ids)
+    assert len(memory) == 0
 
 
 async def test_long_conversations_go_on_while_other_answers_are_remembered(

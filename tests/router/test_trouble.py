@@ -351,6 +351,7 @@ async def test_metrics_and_status_tell_what_happened(
     assert f'pie_router_requests_total{{path="{CHAT}",status="200"}} 1.0' in text
     assert f'pie_router_requests_total{{path="{CHAT}",status="400"}} 1.0' in text
     assert "pie_router_workers 1.0" in text
+    assert "pie_router_in_flight 0.0" in text
     assert 'pie_router_index_mode{mode="ok"} 1.0' in text
     status = (await http.get(router.url + "/status")).json()
     assert status["ready"]

@@ -287,6 +287,28 @@ def test_a_busy_thread_beside_does_not_shorten_the_time() -> None:
         beside.join()
 
 
+def test_what_may_be_read_is_the_same_each_time_and_of_each_type() -> None:
+    # Text has a method `index` that may be called; a number has none of what text has, and nobody a `translate`.
+    seen = "{{ (value.index is defined, value.translate is defined, value.real is defined) }}"
+    source = "".join(f"{{% set value = {value} %}}{seen}" for value in ("'a'", "1", "'b'", "2"))
+    template = ChatTemplate({"default": source}, {})
+    text, number = "(True, False, False)", "(False, False, True)"
+    for _ in range(2):
+        rendered = template.render([ordinary.MESSAGE], add_generation_prompt=False)
+        assert rendered == text + number + text + number
+
+
+def test_a_template_may_make_up_any_number_of_names() -> None:
+    template = ChatTemplate(
+        {
+            "default": "{% for n in range(9000) %}{{ 'x'|attr('__a' ~ n) }}{% endfor %}{{ 'x'.upper() }}"
+        },
+        {},
+    )
+    for _ in range(2):
+        assert template.render([ordinary.MESSAGE], add_generation_prompt=False) == "X"
+
+
 def test_a_long_conversation_is_far_from_the_limits() -> None:
     """5,000 messages of a thousand characters, each cut up in the ways that templates do."""
     source = (
