@@ -1,12 +1,13 @@
-"""Masks of all pages at all places, in one dictionary.
+"""Masks of all pages at all places, by key.
 
 Covers the mirror's data. Does not cover places, epochs and order of events (`pie.index.mirror`).
 
 A page's key maps to one integer that has a lane of 32 bits for each place, its `PartMask` there.
 Pages of one prefix are mostly held alike, so equal integers are one object, and neighbours compare
-in a step, whatever the number of places. A million pages at 64 places cost the dictionary and
-their keys; reading a prefix costs one look-up a page, not one a page and place. Measurements are in
-`docs/design/0003-index-mirror.md`.
+in a step, whatever the number of places. A million pages at 64 places cost dictionaries and
+their keys; reading a prefix costs one look-up a page, not one a page and place. Keys are spread over
+dictionaries by their first byte: none is so large that growing it, or listing its keys, takes a millisecond.
+Measurements are in `docs/design/0003-index-mirror.md`.
 """
 
 from __future__ import annotations
@@ -36,18 +37,19 @@ class Lanes:
     """The masks of pages by lane. Everything is constant time, or bounded steps, or says that it is slow."""
 
     def __init__(self) -> None:
-        self._held: dict[PageKey, int] = {}
+        self._held: list[dict[PageKey, int]] = [{} for _ in range(256)]
+        """By the first byte of their keys."""
         self._states: dict[int, int] = {}
         self._counts: dict[Lane, dict[PartMask, int]] = {}
         self._free: list[Lane] = []
         self._dirty: list[Lane] = []
         self._cleaning: list[Lane] = []
-        self._to_clean: Iterator[PageKey] = iter(())
+        self._to_clean: Iterator[tuple[dict[PageKey, int], PageKey]] = iter(())
         self._format = struct.Struct("<0I")
 
     def __len__(self) -> int:
         """Return the number of keys, those that only wait for cleaning included."""
-        return len(self._held)
+        return sum(map(len, self._held))
 
     def open(self) -> Lane:
         """Return an empty lane."""
@@ -70,9 +72,10 @@ class Lanes:
         self, lane: Lane, changes: Iterable[tuple[PageKey, PartMask]], *, stored: bool
     ) -> None:
         """Add masks to what the lane holds of pages, or take them away."""
-        held, states, counts = self._held, self._states, self._counts[lane]
+        parts, states, counts = self._held, self._states, self._counts[lane]
         shift = lane * MASK_BITS
         for key, mask in changes:
+            held = parts[key[0]]
             state = held.get(key, 0)
             old = (state >> shift) & _LANE_MASK
             new = old | mask if stored else old & ~mask
@@ -96,7 +99,8 @@ class Lanes:
 
     def states(self, keys: Iterable[PageKey]) -> list[int | None]:
         """Return what is held of each page, one integer for all lanes; None where nothing is."""
-        return list(map(self._held.get, keys))
+        held = self._held
+        return [held[key[0]].get(key) for key in keys]
 
     def unpack(self, state: int) -> tuple[int, ...]:
         """Return the masks in a state, by lane."""
@@ -109,7 +113,8 @@ class Lanes:
     def masks(self, lane: Lane) -> dict[PageKey, PartMask]:
         """Return all that a lane holds; slow."""
         shift = lane * MASK_BITS
-        found = ((key, (state >> shift) & _LANE_MASK) for key, state in self._held.items())
+        items = (item for held in self._held for item in held.items())
+        found = ((key, (state >> shift) & _LANE_MASK) for key, state in items)
         return {key: PartMask(mask) for key, mask in found if mask}
 
     def tidy(self, steps: int) -> bool:
@@ -118,20 +123,20 @@ class Lanes:
             if not self._dirty:
                 return False
             self._cleaning, self._dirty = self._dirty, []
-            # A copy of all keys, 5 ms for a million: closed lanes get no new ones.
-            self._to_clean = iter(list(self._held))
+            # A copy of some keys at a time: closed lanes get no new ones.
+            self._to_clean = ((held, key) for held in self._held for key in list(held))
         dirt = sum(_LANE_MASK << (lane * MASK_BITS) for lane in self._cleaning)
         seen = 0
-        for key in islice(self._to_clean, steps):
+        for held, key in islice(self._to_clean, steps):
             seen += 1
-            state = self._held.get(key)
+            state = held.get(key)
             if state is None or not state & dirt:
                 continue
             clean = state & ~dirt
             if clean:
-                self._held[key] = self._states.setdefault(clean, clean)
+                held[key] = self._states.setdefault(clean, clean)
             else:
-                del self._held[key]
+                del held[key]
         if seen < steps:
             for lane in self._cleaning:
                 heapq.heappush(self._free, lane)
@@ -146,7 +151,7 @@ class Lanes:
         assert sorted(lane for part in parts for lane in part) == list(range(lanes))
         counts: dict[Lane, dict[PartMask, int]] = {lane: {} for lane in self._counts}
         free = set(self._free)
-        for state in self._held.values():
+        for state in (state for held in self._held for state in held.values()):
             assert state, "a key that nobody holds is kept"
             for position, mask in enumerate(self.unpack(state)):
                 lane = Lane(position)

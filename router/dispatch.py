@@ -20,6 +20,7 @@ from contextlib import AbstractContextManager
 import msgspec
 
 from pie.index.contract import PlaceRecord
+from pie.page.key import RootKey
 from pie.router.books import Running
 from pie.router.choice import Chooser, Chosen
 from pie.router.conversations import ConversationKey
@@ -127,7 +128,12 @@ class Dispatcher:
         Raises:
             ApiError: The request's time ran out while it waited for one.
         """
-        while not (links := self._candidates(generation, tries)):
+        while not (links := self._candidates(generation, tries)) or (
+            # Whoever has had a turn meanwhile may have taken a worker.
+            generation.prefix.is_long and await generation.prefix.prepare(_models(links))
+        ):
+            if links:
+                continue
             if not tries.waits(time.monotonic()):
                 return None
             if not self._remaining_s(generation):
@@ -300,6 +306,13 @@ class Dispatcher:
             raise invalid(f"{param}: {refused.message}", param)
         if refused.code is RefusalCode.BAD_MESSAGE:
             raise invalid(refused.message, None)
+
+
+def _models(links: Sequence[WorkerLink]) -> Iterator[tuple[RootKey, int]]:
+    """Yield what the keys of a prompt depend on at workers."""
+    for link in links:
+        assert link.record.model_root is not None
+        yield link.record.model_root, link.record.page_tokens
 
 
 def _with_leader(generation: Generation, links: Sequence[WorkerLink]) -> Chosen[WorkerLink] | None:

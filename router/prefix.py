@@ -6,11 +6,16 @@ the pages (`pie.router.choice`).
 
 from __future__ import annotations
 
+import asyncio
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 from pie.page.key import PageKey, RootKey, pack_tokens, page_keys, tenant_root
+
+_LONG_TOKENS = 16_384
+_AT_ONCE_PAGES = 1_024
+"""Keys made in one go, at 0.6 µs each and more for large pages."""
 
 
 class Prefix:
@@ -43,11 +48,41 @@ class Prefix:
             keys = self._keys[root] = self._made(model, page_tokens)
         return keys
 
+    @property
+    def is_long(self) -> bool:
+        """Whether its keys take so long that they are prepared."""
+        return len(self.ids) > _LONG_TOKENS
+
+    async def prepare(self, models: Iterable[tuple[RootKey, int]]) -> bool:
+        """Make keys that `keys` would make in one go, with turns for others in between; return whether there were any.
+
+        A quarter of a million tokens take 10 ms in pages of 16.
+        """
+        others_had_turns = False
+        for model, page_tokens in set(models):
+            if not self.is_long or (model, page_tokens) in self._keys:
+                continue
+            others_had_turns = True
+            if self._begins is not None:
+                await self._begins.prepare([(model, page_tokens)])
+            keys, parent = self._begun(model, page_tokens)
+            for at in range(len(keys) * page_tokens, len(self.ids), _AT_ONCE_PAGES * page_tokens):
+                some = self.ids[at : at + _AT_ONCE_PAGES * page_tokens]
+                keys += page_keys(parent, some, page_tokens)
+                parent = keys[-1] if keys else parent
+                await asyncio.sleep(0)
+            self._keys.setdefault((model, page_tokens), keys)
+        return others_had_turns
+
     def longer(self, ids: array[int]) -> Prefix:
         """Return this with more tokens behind it."""
         return Prefix(self.ids + ids, self.salt, begins=self)
 
     def _made(self, model: RootKey, page_tokens: int) -> Sequence[PageKey]:
-        known = [] if self._begins is None else list(self._begins.keys(model, page_tokens))
-        parent = known[-1] if known else tenant_root(model, salt=self.salt)
+        known, parent = self._begun(model, page_tokens)
         return known + page_keys(parent, self.ids[len(known) * page_tokens :], page_tokens)
+
+    def _begun(self, model: RootKey, page_tokens: int) -> tuple[list[PageKey], RootKey | PageKey]:
+        """Return the keys that are known, and what the next one follows."""
+        known = [] if self._begins is None else list(self._begins.keys(model, page_tokens))
+        return known, known[-1] if known else tenant_root(model, salt=self.salt)

@@ -3,10 +3,12 @@
 from collections.abc import Iterator
 
 import pytest
+from blake3 import blake3
 from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from pie.index.conformance import DEVICE, HOST, entry, key, record
+from pie.index.lanes import Lanes
 from pie.index.mirror import Applied, Mirror, PlaceLoad
 from pie.index.runs import MaskRun
 from pie.page.events import (
@@ -39,6 +41,22 @@ def mirror() -> Iterator[Mirror]:
 
 def stored(seq: int, *numbers: int, place: PlaceId = W0, epoch: int = 1) -> PageEvent:
     return PageStored(place, Epoch(epoch), seq, tuple(entry(number) for number in numbers))
+
+
+def test_no_part_of_what_is_held_is_so_large_that_a_step_with_it_takes_long() -> None:
+    lanes = Lanes()
+    lane = lanes.open()
+    keys = [PageKey(blake3(b"%d" % number).digest()) for number in range(20_000)]
+    lanes.change(lane, [(one, PartMask(1)) for one in keys], stored=True)
+    assert max(map(len, lanes._held)) < 200
+    assert lanes.states(keys) == [1] * len(keys)
+    lanes.close(lane)
+    steps = 0
+    while lanes.tidy(100):
+        steps += 1
+        lanes.check()
+    assert steps >= 199
+    assert len(lanes) == 0
 
 
 def test_an_event_is_taken_in_once(mirror: Mirror) -> None:
