@@ -16,6 +16,7 @@ that was there before. Does not cover stopping in good order
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import shutil
@@ -116,6 +117,13 @@ def marked_processes(mark: str) -> list[psutil.Process]:
         except (psutil.Error, OSError):
             continue  # Gone meanwhile, or another user's.
     return found
+
+
+def kill_marked(pid: int | None, mark: str) -> None:
+    """Kill a process of a run on this host; another that has its number, here or elsewhere, is left alone."""
+    with contextlib.suppress(psutil.Error):
+        if pid is not None and psutil.Process(pid).environ().get(MARK_VARIABLE) == mark:
+            psutil.Process(pid).kill()
 
 
 def clean_up(

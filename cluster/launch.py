@@ -16,7 +16,6 @@ import functools
 import itertools
 import logging
 import os
-import socket
 import tempfile
 import time
 import uuid
@@ -29,17 +28,17 @@ import psutil
 
 from pie.cluster import preflight, ray_environment
 from pie.cluster.actors import PoolActor, RouterActor, WorkerActor
+from pie.cluster.claim import Claim
 from pie.cluster.config import PieConfig
 from pie.cluster.encryption import encryption_keys
 from pie.cluster.errors import ConfigError, StartError
-from pie.cluster.guard import MARK_VARIABLE, Guard
+from pie.cluster.guard import MARK_VARIABLE, Guard, kill_marked
 from pie.cluster.host import Phase, State
 from pie.cluster.policy_command import checked, read
 from pie.cluster.policy_watch import ServedPolicies
 from pie.cluster.secret import kept_secret, new_secret, secret_file, shared_secret
 from pie.cluster.stopping import stopping, uninterrupted
-from pie.index.errors import PageIndexError, ServerError
-from pie.index.lease import Lease
+from pie.index.errors import ServerError
 from pie.index.server import EmbeddedServer
 from pie.page.events import PlaceId
 from pie.router.tls import trusted
@@ -51,6 +50,8 @@ log = logging.getLogger("pie.cluster.launch")
 
 _POLL_S = 0.2
 _STATE_TIMEOUT_S = 5.0
+_SILENT_S = 15.0
+"""A part that was ready and answers nothing for so long hangs."""
 _FOLDER_CHARS = 34
 """A socket's path may have 107 characters, of which Ray takes 72 below its folder."""
 _ASKED = 4
@@ -82,10 +83,36 @@ class Part:
         self.handle = make()
         self.state = State(Phase.STARTING)
         self.failures = 0
+        self.pid: int | None = None
+        """Its process, once it was ready; on its own host."""
+        self._silent_s: float | None = None
+        """Since when it does not answer; None while it does."""
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it did not answer when it was asked last."""
+        return self._silent_s is not None
+
+    def heard(self, answer: State | None, now_s: float) -> State:
+        """Return how far it is, from its answer, or None where it gave none in time.
+
+        One that was ready and has been silent for `_SILENT_S` has failed: connections and requests go to it all
+        the same, and hang.
+        """
+        if answer is not None:
+            self._silent_s = None
+            return answer
+        if self._silent_s is None:
+            self._silent_s = now_s
+        silent_s = now_s - self._silent_s
+        if self.state.phase is not Phase.READY or silent_s < _SILENT_S:
+            return self.state
+        return State(Phase.FAILED, f"it has not answered for {silent_s:.0f} s", expected=False)
 
     def remake(self) -> None:
         """Replace the actor by a new one."""
         self.state = State(Phase.STARTING)
+        self._silent_s = self.pid = None
         self.handle = self._make()
 
 
@@ -115,7 +142,7 @@ class Cluster:
         self._router_settings = config.router
         self._secret = new_secret()
         self._encryption_keys: tuple[bytes, ...] = ()
-        self._lease: Lease | None = None
+        self._claim: Claim | None = None
         self._policies: ServedPolicies | None = None
         self._ray: RayRuntime | None = None
         self._routers: list[Part] = []
@@ -144,7 +171,7 @@ class Cluster:
         """
         self._check()
         self._start_index()
-        self._take_lease()
+        self._claim = Claim(self._index_url, self._config.index)
         self._ray = self._start_ray()
         self._make_parts(self._ray)
         deadline_s = time.monotonic() + self._config.cluster.start_timeout_s
@@ -188,9 +215,11 @@ class Cluster:
         if self._guard.watch():
             self._report("guard", "starting again")
         self._watch_index()
-        self._keep_lease()
-        for part in self.parts:
-            state = self._ray.state(part.handle, _STATE_TIMEOUT_S)
+        if self._claim is not None:
+            self._claim.check()
+        states = self._ray.states([part.handle for part in self.parts], _STATE_TIMEOUT_S)
+        for part, answer in zip(self.parts, states, strict=True):
+            state = part.heard(answer, time.monotonic())
             if state == part.state:
                 continue
             if state.phase is Phase.FAILED:
@@ -198,6 +227,7 @@ class Cluster:
                 continue
             if state.phase is Phase.READY:
                 part.failures = 0
+                part.pid = self._ray.pid(part.handle, _STATE_TIMEOUT_S)
             part.state = state
             self._report(part.name, state.detail or state.phase.value)
 
@@ -216,9 +246,8 @@ class Cluster:
                 ready = [part.handle for part in group if part.state.phase is Phase.READY]
                 self._ray.stop(ready, drain_s)
             self._ray.close()
-        if self._lease is not None:
-            with contextlib.suppress(PageIndexError):
-                self._lease.give_back()
+        if self._claim is not None:
+            self._claim.give_up()
         if self._index is not None:
             self._index.stop()
         os.environ.pop(MARK_VARIABLE, None)
@@ -257,8 +286,14 @@ class Cluster:
         if state.expected or part.failures >= _CRASHES:
             raise StartError(f"{part.name}: {state.detail}")
         log.warning("%s failed, is started again: %s", part.name, state.detail)
+        self._report(part.name, f"starting again: {state.detail}")
         assert self._ray is not None
-        self._ray.stop([part.handle], 0.0)
+        if part.is_silent:
+            # Ray asks a process to end, which one that was halted does not hear.
+            kill_marked(part.pid, self._mark)
+            self._ray.kill(part.handle)
+        else:
+            self._ray.stop([part.handle], 0.0)
         part.remake()
 
     def _check(self) -> None:
@@ -289,27 +324,6 @@ class Cluster:
         except ServerError as error:
             raise StartError(str(error)) from error
         self._report("index", "ready")
-
-    def _take_lease(self) -> None:
-        """Be the only cluster that names places under this prefix: a second one would take over."""
-        holder = f"process {os.getpid()} on {socket.gethostname()}"
-        self._lease = Lease(self._index_url, "cluster", holder, settings=self._config.index)
-        try:
-            other = self._lease.keep()
-        # A TypeError: the URL has an option that no connection takes.
-        except (PageIndexError, TypeError) as error:
-            raise StartError(f"the index cannot be used: {error}") from error
-        if other is not None:
-            raise StartError(
-                f"another cluster ({other}) uses this index: set index.key_prefix or index.url; "
-                "where it was killed, try again in ten seconds"
-            )
-
-    def _keep_lease(self) -> None:
-        assert self._lease is not None
-        other = self._lease.renew()
-        if other is not None:
-            raise StartError(f"another cluster ({other}) has taken over this index")
 
     def _start_ray(self) -> RayRuntime:
         self._report("ray", "starting")

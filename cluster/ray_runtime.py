@@ -145,19 +145,40 @@ class RayRuntime:
             ).remote(*args, **kwargs)
         return made
 
-    def state(self, handle: Actor, timeout_s: float) -> State:
-        """Ask an actor how far it is; one that does not answer is starting."""
+    def states(self, handles: Sequence[Actor], timeout_s: float) -> list[State | None]:
+        """Ask actors how far they are, all at once; None for one that does not answer in time."""
+        with uninterrupted():
+            asked = [handle.state.remote() for handle in handles]
+            _wait([*asked], timeout_s)
+        return [self._state(one) for one in asked]
+
+    def _state(self, asked: object) -> State | None:
         try:
             with uninterrupted():
-                state = _get(handle.state.remote(), timeout_s)
+                state = _get(asked, 0.0)
         except ray.exceptions.GetTimeoutError:
-            return State(Phase.STARTING, "starting")
+            return None
         except ray.exceptions.ActorDiedError as error:
             return State(Phase.FAILED, f"its process died: {error}", expected=False)
         except ray.exceptions.RayActorError:
             return State(Phase.STARTING, "starting again")
         assert isinstance(state, State)
         return state
+
+    def pid(self, handle: Actor, timeout_s: float) -> int | None:
+        """Return the number of an actor's process, on its own host; None where it does not answer in time."""
+        try:
+            with uninterrupted():
+                pid = _get(handle.pid.remote(), timeout_s)
+        except (ray.exceptions.GetTimeoutError, ray.exceptions.RayActorError):
+            return None
+        assert isinstance(pid, int)
+        return pid
+
+    def kill(self, handle: Actor) -> None:
+        """End an actor's process without asking it."""
+        if self.alive():
+            self._within(lambda: ray.kill(cast(ActorHandle[Any], handle)))
 
     def stop(self, handles: Sequence[Actor], drain_s: float) -> None:
         """Stop actors side by side: each drains for at most `drain_s`, then its process ends.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from pathlib import Path
 
 import httpx
@@ -55,5 +58,30 @@ def test_one_of_two_routers_dies_and_the_other_goes_on(temporary: Path) -> None:
             # Whichever of the two is gone: what it said last is known.
             last = _converse(serving.url, 2, last)
         serving.wait_until_said("router-0")
+    finally:
+        assert serving.stop() == 0
+
+
+@pytest.mark.soak
+@pytest.mark.live
+@pytest.mark.timeout(400)
+def test_a_router_that_hangs_is_replaced(temporary: Path) -> None:
+    serving = Serving(
+        temporary, settings={"PIE_CLUSTER__ROUTERS": "2", "PIE_CLUSTER__WORKERS": "1"}
+    )
+    try:
+        serving.wait_until_said("Ctrl-C stops it")
+        hanging, well = serving.pids("RouterActor")
+        os.kill(hanging, signal.SIGSTOP)
+        serving.wait_until_said("it has not answered for")
+        deadline_s = time.monotonic() + 120
+        while len(routers := set(serving.pids("RouterActor")) - {hanging}) < 2:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.5)
+        assert well in routers
+        assert not psutil.pid_exists(hanging)
+        serving.wait_until_ready(workers=1, timeout_s=120)
+        for _ in range(20):
+            assert httpx.get(f"{serving.url}/health", timeout=20).status_code == 200
     finally:
         assert serving.stop() == 0
