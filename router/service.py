@@ -81,6 +81,9 @@ common proxies: the side that sends requests closes first, so that none is sent 
 _CLOSE_S = 3.0
 """Longest wait for each of the things that are let go of at the end."""
 _THREADS = 2
+_LOOKS = 100
+_MEET_S = 2.0
+"""Longest wait at the start for workers that are up, while clients wait to be let in."""
 
 
 class RouterService:
@@ -241,7 +244,8 @@ class RouterService:
     async def start(self) -> str:
         """Listen and read the index; return `url`.
 
-        Requests are answered 503 until a worker is known; `/ready` says when.
+        It begins to answer when it can reach the workers that are up, or two seconds later: 503 as long as there is
+        none; `/ready` says when.
 
         Raises:
             PortBusyError: The address is taken.
@@ -287,12 +291,23 @@ class RouterService:
         self.quotas.start()
         self._look()
         self._looking = asyncio.create_task(self._keep_looking())
+        await self._meet_workers()
         self._serving = asyncio.create_task(self._server.serve([opened]))
         while not self._server.started:
             if self._serving.done():
                 await self._serving
             await asyncio.sleep(0.005)
         return self._url
+
+    async def _meet_workers(self) -> None:
+        """Wait a little until the workers that the index names can be asked.
+
+        Who is dealt a router that was started again has waited then, and is not refused.
+        """
+        for _ in range(_LOOKS):
+            if not self._workers.links or self.status().ready:
+                return
+            await asyncio.sleep(_MEET_S / _LOOKS)
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new requests with 503, wait for running ones; True where all ended in time."""

@@ -48,7 +48,7 @@ def test_one_of_two_routers_dies_and_the_other_goes_on(temporary: Path) -> None:
         for round_ in range(3):
             for _ in range(8):
                 answer = httpx.post(f"{serving.url}/v1/completions", json=ask, timeout=60)
-                assert answer.status_code == 200
+                assert answer.status_code == 200, (round_, answer.text)
             routers = serving.pids("RouterActor")
             if round_ == 0:
                 assert len(routers) == 2

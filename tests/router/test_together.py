@@ -16,6 +16,7 @@ from pie.index.client import make_client
 from pie.index.server import EmbeddedServer
 from pie.index.settings import IndexSettings
 from pie.router.service import RouterService
+from pie.tokens.tokenizer import Tokenizer
 from tests.router.conftest import WAIT_S, Cluster, until
 from tests.router.test_access import HELLO, Keys, bearer
 from tests.support.mock_worker import REPLY
@@ -228,6 +229,23 @@ async def test_what_a_router_kept_outlives_it(sharing: Cluster, http: httpx.Asyn
     )
     assert later.previous_response_id == response.id
     assert (await told_of(http, again, response.id))["path"] == "/v1/responses"
+
+
+async def test_who_comes_to_a_router_that_has_just_started_is_answered(
+    sharing: Cluster, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sharing.mock("w0")
+    await sharing.router(1)
+    load = Tokenizer.load
+
+    def slowly(folder: Path) -> Tokenizer:
+        time.sleep(0.3)
+        return load(folder)
+
+    monkeypatch.setattr(Tokenizer, "load", slowly)
+    router = await sharing.router(0)
+    body = {"model": "mock", "prompt": SAID, "max_tokens": 1}
+    assert (await http.post(f"{router.url}/v1/completions", json=body)).status_code == 200
 
 
 async def test_any_router_explains_any_request(sharing: Cluster, http: httpx.AsyncClient) -> None:
