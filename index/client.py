@@ -78,6 +78,17 @@ class _Torn(AbstractConnection):
             self._writer.transport.abort()
         await super().disconnect(True, error, failure_count, health_check_failed)
 
+    async def send_packed_command(
+        self, command: bytes | str | Iterable[bytes], check_health: bool = True
+    ) -> None:
+        """Send; a connection that was torn while it was being made is one that broke."""
+        try:
+            await super().send_packed_command(command, check_health)
+        except AttributeError as error:
+            if self._writer is not None:
+                raise
+            raise redis.ConnectionError("the connection was let go of") from error
+
 
 class _TornConnection(_Torn, Connection):
     pass
@@ -279,9 +290,14 @@ async def look_anew(client: redis.asyncio.Redis) -> None:
 
     A Cluster's node that stands still is not seen to be gone by commands that are cut short.
     """
+    if is_cluster(client):
+        await client.aclose()
+
+
+def is_cluster(client: redis.asyncio.Redis) -> bool:
+    """Say whether a client is one of a Cluster."""
     said: object = client  # typed as what `make_async_client` says that it is
-    if isinstance(said, redis.asyncio.RedisCluster):
-        await said.aclose()
+    return isinstance(said, redis.asyncio.RedisCluster)
 
 
 class Backoff:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pie.index.client import (
     Backoff,
     asking,
+    is_cluster,
     is_strange,
     look_anew,
     make_async_client,
@@ -182,7 +183,7 @@ class MirrorFeed:
                 self._reachable = False
                 self._set_mode()
                 next_look_s = 0.0
-                await look_anew(self._client)
+                await self._begin_anew()
                 await asyncio.sleep(backoff.next_s())
             except Exception:
                 log.exception("the index feed failed, and goes on")
@@ -190,7 +191,18 @@ class MirrorFeed:
                 self._reachable = False
                 self._set_mode()
                 next_look_s = 0.0
+                await self._begin_anew()
                 await asyncio.sleep(backoff.next_s())
+
+    async def _begin_anew(self) -> None:
+        """Let go of all connections, and first of what goes on over them.
+
+        What is torn would look like the next failure, which would tear what was begun since, and so on.
+        """
+        await self._streams.close()
+        if is_cluster(self._client):
+            await end(self._reading)
+        await look_anew(self._client)
 
     async def _look(self) -> None:
         """See which places are there, and which have gone."""
@@ -281,7 +293,8 @@ class MirrorFeed:
             return
         async with asking(self._limit_s), self._client.pipeline(transaction=False) as pipe:
             for keys in quiet:
-                pipe.unlink(keys.nothing)
+                # As said, and not by its method, which in a pipeline to a Cluster does nothing.
+                pipe.execute_command("UNLINK", keys.nothing)
             await pipe.execute()
 
     def _give_grace(self, now_s: float) -> None:

@@ -12,7 +12,7 @@ from typing import Protocol, cast
 
 import redis.asyncio
 
-from pie.index.client import CLUSTER_ANSWER_S, asking
+from pie.index.client import CLUSTER_ANSWER_S, asking, is_cluster
 from pie.index.tasks import end
 
 EVENTS_AT_ONCE = 32
@@ -36,14 +36,13 @@ class StreamWaiter(Protocol):
         ...
 
     async def close(self) -> None:
-        """Wait for nothing any more."""
+        """Wait for nothing any more; `read` may begin again."""
         ...
 
 
 def waiter_for(client: redis.asyncio.Redis) -> StreamWaiter:
     """Return how to wait with that client."""
-    said: object = client  # typed as what `make_async_client` says that it is
-    if isinstance(said, redis.asyncio.RedisCluster):
+    if is_cluster(client):
         return _EachStream(client)
     return _AllStreams(client)
 
@@ -92,11 +91,16 @@ class _EachStream:
     def __init__(self, client: redis.asyncio.Redis) -> None:
         self._client = client
         self._asked: dict[str, tuple[str, asyncio.Task[Streams]]] = {}
+        self._failed: BaseException | None = None
+        """What is still to be raised: answers that came with it are taken in first."""
 
     async def read(self, after: Mapping[str, str], wait_s: float, limit_s: float) -> Streams:
         """See `StreamWaiter.read`."""
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            raise failed
         stale = [name for name, (said, _) in self._asked.items() if after.get(name) != said]
-        await end([self._asked.pop(name)[1] for name in stale])
+        await self._let_go(stale)
         for name in after.keys() - self._asked.keys():
             waiting_s = CLUSTER_ANSWER_S / 2
             asked = asyncio.create_task(
@@ -112,18 +116,27 @@ class _EachStream:
         answers = await asyncio.gather(
             *(self._asked.pop(name)[1] for name in over), return_exceptions=True
         )
-        for answer in answers:
-            if isinstance(answer, BaseException):
-                raise answer
-        return [
+        found = [
             stream
             for answer in answers
             if not isinstance(answer, BaseException)
             for stream in answer
         ]
+        failed = next((said for said in answers if isinstance(said, BaseException)), None)
+        if failed is not None and not found:
+            raise failed
+        self._failed = failed
+        return found
 
     async def close(self) -> None:
         """See `StreamWaiter.close`."""
-        asked = [task for _, task in self._asked.values()]
-        self._asked.clear()
+        self._failed = None
+        await self._let_go(list(self._asked))
+
+    async def _let_go(self, names: Sequence[str]) -> None:
+        """Wait for some of them no more; what they fail with meanwhile is of no interest."""
+        asked = [self._asked.pop(name)[1] for name in names]
         await end(asked)
+        for task in asked:
+            if task.done() and not task.cancelled():
+                task.exception()
