@@ -302,9 +302,20 @@ class MockEngine:
             steps.timer = self._clock.at(steps.end_s, self._end)
 
     def _settle(self, steps: _Steps) -> None:
-        """Take in the pages that have been computed by now: who comes finds them, as step by step."""
+        """Take in the pages that have been computed by now: who comes finds them, as step by step.
+
+        Those that had to leave for it are gone by now, too.
+        """
         now_s = self._clock.now_s()
         passed = steps.passed(now_s)
+        if steps.count > 1:
+            for chunk in steps.plan.chunks:
+                begun = (passed - (steps.settled if chunk.tokens > 1 else 0) + 1) * chunk.tokens
+                if chunk.sequence.state is SequenceState.RUNNING:
+                    working_set = chunk.sequence.working_set
+                    grown = working_set.grow(working_set.computed + begun, now_s)
+                    assert grown, "there was room for all of these steps"
+            self._tell_changes()
         if steps.prefill and passed > steps.settled:
             for chunk in steps.plan.chunks:
                 if chunk.tokens > 1:

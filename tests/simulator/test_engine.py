@@ -139,6 +139,17 @@ def test_a_cost_model_that_makes_no_sense_is_refused(model: CostModel) -> None:
 
 
 @settings(max_examples=50)
+# One whose last page has just left for an answer that grows.
+@example(
+    [
+        ask(0.0, (1, 1)),
+        ask(0.0, (1, 28), output=17),
+        ask(0.0, (2, 34), output=27),
+        ask(0.0, (3, 12), output=1),
+        ask(1.331, (3, 12), output=1),
+    ],
+    9,
+)
 # One that another's prefill leaves with one token, amid the prefill of a third.
 @example([ask(0.304, (2, 28), output=1), ask(0.305, (1, 27), output=1), ask(0.323, (2, 29))], 9)
 @given(st.lists(REQUESTS, min_size=1, max_size=7), st.sampled_from([64, 23, 9]))
