@@ -15,6 +15,7 @@ import pytest
 from pie.index.client import make_client
 from pie.index.lease import Lease
 from pie.index.policy_store import PolicyStore
+from pie.page.events import PlaceId
 from pie.router import conductor
 from pie.router.errors import PortBusyError
 from pie.router.service import RouterService
@@ -27,8 +28,11 @@ ASK: Any = {
     "max_tokens": 2,
 }
 
+SEA: Any = ASK | {"messages": [{"role": "user", "content": "Tell me of the sea. " * 150}]}
+"""Longer than all else together, so that so many pages are those of its beginning for the most part."""
 
-async def joined(cluster: Cluster, port: int, workers: int = 1) -> RouterService:
+
+async def joined(cluster: Cluster, port: int, workers: int) -> RouterService:
     service = RouterService(
         RouterSettings(port=port),
         index_url=cluster.index.url,
@@ -92,16 +96,17 @@ async def test_one_on_a_port_leads_and_another_once_that_one_is_killed(
 
 
 async def test_connections_are_dealt_out_and_all_go_on_when_one_ends(cluster: Cluster) -> None:
-    cluster.mock("w0")
-    one = await joined(cluster, 0)
+    for name in ("w0", "w1"):
+        cluster.mock(name)
+    one = await joined(cluster, 0, workers=2)
     port = urlsplit(one.url).port
     assert port is not None
-    other = await joined(cluster, port)
+    other = await joined(cluster, port, workers=2)
     assert one.url == other.url
 
-    async def ask() -> httpx.Response:
+    async def ask(body: Any = ASK) -> httpx.Response:
         async with httpx.AsyncClient(timeout=30) as client:
-            return await client.post(f"{one.url}/v1/chat/completions", json=ASK)
+            return await client.post(f"{one.url}/v1/chat/completions", json=body)
 
     def counted(router: RouterService) -> int:
         return router.metrics.total(router.metrics.requests)
@@ -112,9 +117,28 @@ async def test_connections_are_dealt_out_and_all_go_on_when_one_ends(cluster: Cl
             break
     assert counted(one)
     assert counted(other)
-    # What one router's request left behind is a hit for the other.
-    await until(lambda: one.status().workers == other.status().workers)
-    assert int((await ask()).headers["x-pie-cached-tokens"]) > 0
+
+    # What one router's request left behind is a hit for the other, at the worker that has it.
+    async def taken() -> tuple[RouterService, httpx.Response]:
+        """Return who took a request, and its answer."""
+        before, others = counted(one), counted(other)
+        answer = await ask(SEA)
+        await until(lambda: counted(one) + counted(other) > before + others)
+        return (one if counted(one) > before else other), answer
+
+    asked, first = await taken()
+    unasked = other if asked is one else one
+    place, tokens = first.headers["x-pie-worker"], first.json()["usage"]["prompt_tokens"]
+    pages = tokens // cluster.mocks[0].spec.page_tokens
+    await until(lambda: sum(unasked._mirror.pages(PlaceId(place)).values()) >= pages)
+    router, answer = asked, first
+    for _ in range(100):
+        router, answer = await taken()
+        if router is unasked:
+            break
+    assert router is unasked
+    assert answer.headers["x-pie-worker"] == place
+    assert int(answer.headers["x-pie-cached-tokens"]) > tokens / 2
     await one.close()
     for _ in range(10):
         assert (await ask()).status_code == 200

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-from pie.router import choice, demand
+from pie.router import conversations, demand
 from tests.router.conftest import Cluster
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ async def test_nothing_grows_with_the_number_of_requests(
 ) -> None:
     # What is bounded is full once it is warm.
     monkeypatch.setattr(demand, "_MOST_GROUPS", 1_000)
-    monkeypatch.setattr(choice, "_MOST_SESSIONS", 1_000)
+    monkeypatch.setattr(conversations, "_MOST", 1_000)
     for name in ("w0", "w1"):
         cluster.mock(name, quiet=True)
     router = await cluster.router(
