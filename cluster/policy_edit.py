@@ -193,8 +193,9 @@ def history(desk: Desk) -> str:
             f"the edit of {report.refused.file} is refused ({when:%Y-%m-%d %H:%M:%S} UTC):"
         )
         lines += [f"  {one}" for one in report.refused.problems]
+    width = max((len(place.place) for place in report.places), default=0)
     for place in report.places:
-        lines.append(f"  {place.place:<28} runs version {place.version}")
+        lines.append(f"  {place.place:<{width}}  runs version {place.version}")
         if place.refused:
             lines.append(f"    and did not take {place.refused}: {printable(place.reason)}")
     return "\n".join(lines)

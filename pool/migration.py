@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from pie.index.contract import IndexMode, IndexReader, PlaceRecord
+from pie.index.tasks import end
 from pie.page.events import PlaceId
 from pie.page.lookup import LookupStatus
 from pie.policies.replication import ReplicationPolicy
@@ -149,8 +150,7 @@ class Migration:
     async def _stop(self) -> None:
         task, self._task = self._task, None
         if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await end([task])
 
     async def empty(self, timeout_s: float) -> int:
         """Hand all pages to others, as far as that goes in time; return how many nobody took, at most.
@@ -196,7 +196,8 @@ class Migration:
         since_s = self._clock()
         due_s = float("inf")
         pause_s = _AGAIN_S
-        while True:
+        # Until `_stop`: a cancellation alone may be lost.
+        while self._task is not None:
             await asyncio.sleep(_LOOK_S)
             if self._reader.mode is not IndexMode.OK:
                 continue
