@@ -39,10 +39,10 @@ from pie.wire.messages import Generate, RefusalCode
 log = logging.getLogger("pie.router.dispatch")
 
 _POLL_S = 0.02
-_POLL_MOST_S = 1.0
-_POLLING = 100
-"""So many sequences without a worker look for one as often as that; more do so less often."""
 """How often a request that lost its worker looks for another."""
+_POLLING = 100
+"""So many look as often as that; more do so less often, but every `_POLL_MOST_S`."""
+_POLL_MOST_S = 1.0
 _SEND_TIMEOUT_S = 5.0
 _NO_CONVERSATION = contextlib.nullcontext()
 _LEAST_S = 0.001

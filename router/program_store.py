@@ -50,6 +50,8 @@ class ProgramStore:
         """Of each tenant, the latest used last."""
         self._used_bytes: dict[str, int] = {}
         """By tenant."""
+        self._uses: OrderedDict[str, str] = OrderedDict()
+        """Whose each program is, the latest used last."""
 
     def install(
         self, name: str, source: bytes, now_s: int, tenant: str = ""
@@ -65,6 +67,7 @@ class ProgramStore:
         self._make_room(len(source), tenant)
         self._programs.setdefault(tenant, OrderedDict())[named] = program
         self._used_bytes[tenant] = self._used_bytes.get(tenant, 0) + len(source)
+        self._uses[named] = tenant
         return program
 
     def get(self, named: str, tenant: str = "") -> StoredProgram | None:
@@ -73,6 +76,7 @@ class ProgramStore:
         if programs is None or named not in programs:
             return None
         programs.move_to_end(named)
+        self._uses.move_to_end(named)
         return programs[named]
 
     def remove(self, named: str, tenant: str = "") -> bool:
@@ -81,6 +85,7 @@ class ProgramStore:
         if programs is None or named not in programs:
             return False
         self._used_bytes[tenant] -= len(programs.pop(named).source)
+        del self._uses[named]
         if not programs:
             del self._programs[tenant], self._used_bytes[tenant]
         return True
@@ -93,6 +98,10 @@ class ProgramStore:
         """Forget programs until another one of `tenant` has room."""
         used = self._used_bytes
         while sum(used.values()) + size > self._budget_bytes:
-            # Of two that take as much, the one that wants more.
-            most = max(used, key=lambda one: (used[one] + size * (one == tenant), one == tenant))
-            self.remove(next(iter(self._programs[most])), most)
+            takes = {one: taken + size * (one == tenant) for one, taken in used.items()}
+            most = [one for one, taken in takes.items() if taken == max(takes.values())]
+            if tenant in most:
+                # Of those that take as much, the one that wants more.
+                most = [tenant]
+            oldest = next(named for named, owner in self._uses.items() if owner in most)
+            self.remove(oldest, self._uses[oldest])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 
 from pie.router.program_store import ProgramStore, StoredProgram
 
@@ -24,6 +24,16 @@ def leaving(model: list[tuple[str, bytes, str]], tenant: str) -> tuple[str, byte
 
 
 @given(steps=_STEPS)
+@example(
+    # Two tenants that take as much: the program that was used last ago goes.
+    [
+        ("install", "a.py", b"1", ""),
+        ("install", "a.py", b"1", "one"),
+        ("install", "a.py", b"22", ""),
+        ("install", "b.py", b"1", "one"),
+        ("install", "a.py", b"333", "two"),
+    ]
+)
 def test_it_keeps_what_each_used_last_and_takes_from_who_has_most(
     steps: list[tuple[str, str, bytes, str]],
 ) -> None:
