@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -10,8 +12,10 @@ import pytest
 
 from pie.index.client import make_client
 from pie.index.commons import Commons
+from pie.index.errors import IndexUnavailableError
 from pie.index.settings import IndexSettings
 from pie.index.shelf import MemoryShelf, Shelf, ShelfLimits
+from pie.index.shelf_behind import Behind
 from pie.index.shelf_conformance import ShelfConformance
 from pie.index.shelf_redis import MOST_VALUE_BYTES, RedisShelf
 from pie.index.shelf_sealed import SealedShelf
@@ -121,3 +125,32 @@ async def test_what_would_keep_redis_busy_is_not_put(commons: Commons) -> None:
     await shelf.put([("a", b"x" * MOST_VALUE_BYTES), ("b", b"x")])
     assert await shelf.get("a") is None
     assert await shelf.get("b") == b"x"
+
+
+class DeafShelf(MemoryShelf):
+    """Takes nothing, and loses cancellations, as libraries do now and then."""
+
+    def __init__(self) -> None:
+        super().__init__(ShelfLimits(9, 999, 60.0))
+        self.asked = asyncio.Event()
+
+    async def put(self, values: Sequence[tuple[str, bytes]]) -> None:
+        self.asked.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        raise IndexUnavailableError("Redis: no answer")
+
+
+async def test_closing_ends_where_a_cancellation_is_lost() -> None:
+    shelf, dropped = DeafShelf(), 0
+
+    def drop(count: int) -> None:
+        nonlocal dropped
+        dropped += count
+
+    behind = Behind(shelf, drop)
+    behind.put("a", b"x")
+    async with asyncio.timeout(20):
+        await shelf.asked.wait()
+        await behind.close()
+    assert dropped == 1
