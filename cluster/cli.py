@@ -24,13 +24,14 @@ from rich.console import Console
 from rich.table import Table
 
 from pie.cluster import policy_command
-from pie.cluster.config import Key, LoadedConfig, load_config, masked
+from pie.cluster.config import Key, LoadedConfig, load_config
 from pie.cluster.key_command import key_app
 from pie.cluster.pages import pages_app
 from pie.cluster.reference import reference_page, shown
 from pie.cluster.sentences import sentences
 from pie.cluster.simulating import simulate
 from pie.cluster.stopping import Stop, ask_to_stop
+from pie.index.address import masked
 from pie.router.tls import trusted
 
 if TYPE_CHECKING:

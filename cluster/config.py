@@ -20,6 +20,7 @@ from pydantic_core import ErrorDetails
 
 from pie.cluster.errors import ConfigError
 from pie.cluster.settings import ClusterSettings
+from pie.index.address import masked
 from pie.index.settings import IndexSettings
 from pie.policies.settings import PolicySettings
 from pie.pool.settings import PoolSettings
@@ -100,11 +101,6 @@ def load_config(
     if problems or config is None:
         raise ConfigError(problems)
     return LoadedConfig(config, origins)
-
-
-def masked(text: str) -> str:
-    """Return a text without the users and passwords of a URL in it."""
-    return re.sub(r"(password=)[^&\s]*", r"\1***", re.sub(r"://[^/@\s]*@", "://***@", text))
 
 
 def sections() -> dict[str, type[BaseModel]]:

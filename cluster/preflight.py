@@ -18,12 +18,12 @@ from pathlib import Path
 
 import psutil
 
-from pie.cluster.config import PieConfig, masked
+from pie.cluster.config import PieConfig
 from pie.cluster.encryption import encryption_keys
 from pie.cluster.errors import ConfigError
 from pie.cluster.secret import FILE_NAME
 from pie.cluster.settings import ClusterSettings
-from pie.index.lease import Lease
+from pie.index.address import TLS_FILES, parse_address
 from pie.index.settings import IndexSettings
 from pie.policies.errors import PolicyFileError
 from pie.policies.loader import load_policy_file
@@ -309,10 +309,17 @@ def _reason(error: Exception) -> object:
 def _index(index: IndexSettings) -> Iterator[str]:
     if not index.url:
         return
-    try:
-        Lease(index.url, "cluster", "nobody", settings=index)  # Connects to nothing yet.
-    except (TypeError, ValueError) as error:
-        yield f"index.url: {masked(index.url)!r} is not a Redis URL: {error}"
+    options = parse_address(index.url).options
+    for name in TLS_FILES:
+        if name in options:
+            try:
+                with Path(options[name]).open("rb"):
+                    pass
+            except (OSError, ValueError) as error:
+                yield (
+                    f"index.url: {name}: {options[name]} cannot be read ({_reason(error)}): "
+                    "name a PEM file that every process of Pie can read"
+                )
 
 
 def _ray(address: str) -> Iterator[str]:

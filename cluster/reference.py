@@ -17,7 +17,8 @@ import annotated_types
 from pydantic import BaseModel, ByteSize, SecretStr
 from pydantic.fields import FieldInfo
 
-from pie.cluster.config import ENV_PREFIX, masked, sections
+from pie.cluster.config import ENV_PREFIX, sections
+from pie.index.address import masked
 
 _HEAD = """\
 # Configuration

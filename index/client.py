@@ -110,13 +110,6 @@ class _TornSentinelSSLConnection(_Torn, SentinelManagedSSLConnection):
     pass
 
 
-_CLASSES: dict[type[AbstractConnection], type[AbstractConnection]] = {
-    Connection: _TornConnection,
-    SSLConnection: _TornSSLConnection,
-    UnixDomainSocketConnection: _TornUnixConnection,
-}
-
-
 class _SentinelPool(SentinelConnectionPool):
     """Connections to the master, and those to the Sentinels that say where it is."""
 
@@ -155,13 +148,16 @@ def make_async_client(url: str) -> redis.asyncio.Redis:
                 "retry": AsyncRetry(NoBackoff(), 0),
             },
         )
-        kind = _TornSentinelSSLConnection if address.tls else _TornSentinelConnection
-        pool = _SentinelPool(address.master, manager, connection_class=kind, **options)  # type: ignore[no-untyped-call]
+        managed = _TornSentinelSSLConnection if address.tls else _TornSentinelConnection
+        pool = _SentinelPool(address.master, manager, connection_class=managed, **options)  # type: ignore[no-untyped-call]
         return redis.asyncio.Redis.from_pool(pool)
-    plain = options.pop("connection_class", Connection)
-    return redis.asyncio.Redis.from_pool(
-        ConnectionPool(connection_class=_CLASSES[plain], **options)
-    )
+    kind: type[AbstractConnection] = _TornUnixConnection
+    if address.path:
+        options["path"] = address.path
+    else:
+        kind = _TornSSLConnection if address.tls else _TornConnection
+        options["host"], options["port"] = address.hosts[0]
+    return redis.asyncio.Redis.from_pool(ConnectionPool(connection_class=kind, **options))
 
 
 def _async_cluster(address: RedisAddress) -> redis.asyncio.RedisCluster:
@@ -204,6 +200,7 @@ def make_client(url: str, settings: IndexSettings) -> redis.Redis:
     }
     if address.deployment is Deployment.CLUSTER:
         return cast("redis.Redis", _LateCluster(address, options))
+    options |= address.options | ({"ssl": True} if address.tls else {})
     if address.deployment is Deployment.SENTINEL:
         manager = redis.sentinel.Sentinel(  # type: ignore[no-untyped-call]
             address.hosts,
@@ -213,10 +210,12 @@ def make_client(url: str, settings: IndexSettings) -> redis.Redis:
                 "retry": Retry(NoBackoff(), 0),
             },
         )
-        options |= address.options | ({"ssl": True} if address.tls else {})
         client = manager.master_for(address.master, redis_class=redis.Redis, **options)  # type: ignore[no-untyped-call]
         return cast("redis.Redis", client)
-    return redis.Redis.from_url(url, **options)
+    if address.path:
+        return redis.Redis(unix_socket_path=address.path, **options)
+    host, port = address.hosts[0]
+    return redis.Redis(host=host, port=port, **options)
 
 
 class _LateCluster:

@@ -7,17 +7,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, field_validator
+
+from pie.index.address import parse_address
 
 
 class IndexSettings(BaseModel):
     """How places and readers use Redis."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    # A URL has a password: `str()` of an error is not to show it.
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True
+    )
 
     url: str = Field(
         default="",
-        pattern=r"^($|rediss?(\+sentinel|\+cluster)?://|unix://)",
         description="Redis to use, such as `redis://host:6379/0`, `redis+sentinel://a,b,c/NAME` or "
         "`redis+cluster://a,b`: [index.md](index.md#connections). Empty starts an embedded server.",
     )
@@ -80,3 +84,13 @@ class IndexSettings(BaseModel):
         le=100_000_000,
         description="Most changes of pages in those events together, about 80 bytes each.",
     )
+
+    @field_validator("url")
+    @classmethod
+    def _url_is_understood(cls, url: str) -> str:
+        if url:
+            try:
+                parse_address(url)
+            except ValueError as error:
+                raise ValueError(f"is no URL of a Redis: {error}") from None
+        return url

@@ -169,9 +169,18 @@ def test_a_ray_that_is_not_there_is_one_sentence(tmp_path: Path, address: str) -
     ],
 )
 def test_a_redis_url_that_is_none_is_one_sentence(tmp_path: Path, url: str) -> None:
-    (problem,) = preflight.problems(config(tmp_path, INDEX__URL=url))
-    assert problem.startswith("index.url")
+    with pytest.raises(ConfigError) as failed:
+        config(tmp_path, INDEX__URL=url)
+    (problem,) = failed.value.problems
+    assert problem.startswith("PIE_INDEX__URL: index.url")
     assert "hush" not in problem
+
+
+@pytest.mark.parametrize("name", ["ssl_ca_certs", "ssl_certfile", "ssl_keyfile"])
+def test_a_file_of_redis_tls_that_is_not_there_is_one_sentence(tmp_path: Path, name: str) -> None:
+    url = f"rediss://:hush@host?{name}={tmp_path}/nowhere.pem"
+    (problem,) = preflight.problems(config(tmp_path, INDEX__URL=url))
+    assert problem.startswith(f"index.url: {name}: {tmp_path}/nowhere.pem cannot be read (No such")
 
 
 def test_a_folder_for_pages_that_is_named_twice_is_refused(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from pie.index.address import Deployment, parse_address
 from pie.index.allowance import Claim, Draw, Hold, Limits
 from pie.index.allowance_redis import RedisAllowances
 from pie.index.commons import Commons
@@ -40,38 +39,6 @@ HOW = pytest.mark.parametrize(
 )
 live = [pytest.mark.live, pytest.mark.timeout(180)]
 _prefixes = itertools.count(1)
-
-
-def test_a_url_says_where_and_how() -> None:
-    found = parse_address("rediss+sentinel://pie:s%40@a,[::1]:7/pages/2?sentinel_password=x")
-    assert found.deployment is Deployment.SENTINEL
-    assert found.tls
-    assert found.hosts == (("a", 26379), ("::1", 7))
-    assert found.master == "pages"
-    assert (found.options["username"], found.options["password"]) == ("pie", "s@")
-    assert found.options["db"] == 2
-    assert found.sentinel_options == {"password": "x", "ssl": True}
-    cluster = parse_address("redis+cluster://a:1,b")
-    assert cluster.deployment is Deployment.CLUSTER
-    assert (cluster.hosts, cluster.tls) == ((("a", 1), ("b", 6379)), False)
-    assert parse_address("redis://a/3").options["db"] == 3
-
-
-@pytest.mark.parametrize(
-    ("url", "why"),
-    [
-        ("redis+sentinel://a,b", "name of the master"),
-        ("redis+sentinel://a/name/x", "NAME/DATABASE"),
-        ("redis+sentinel://a/name/1/2", "NAME/DATABASE"),
-        ("redis+cluster://a/1", "no path for a Cluster"),
-        ("redis+cluster://a,,b", "'' is not HOST"),
-        ("redis+cluster://a:b", "'a:b' is not HOST"),
-        ("redis+other://a", "scheme is 'redis\\+other'"),
-    ],
-)
-def test_a_url_that_means_nothing_is_refused_with_the_reason(url: str, why: str) -> None:
-    with pytest.raises(ValueError, match=why):
-        parse_address(url)
 
 
 @pytest.fixture
