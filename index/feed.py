@@ -20,10 +20,8 @@ from pie.index.client import (
     Backoff,
     asking,
     is_cluster,
-    is_strange,
     look_anew,
     make_async_client,
-    raise_others,
 )
 from pie.index.contract import IndexMode
 from pie.index.errors import IndexStrangeError, IndexUnavailableError
@@ -33,9 +31,10 @@ from pie.index.reading import (
     Announced,
     Announcement,
     PlaceReader,
-    parse_announcement,
+    ask_places,
     parse_event,
 )
+from pie.index.roll import MOST_PLACES, Roll
 from pie.index.settings import IndexSettings
 from pie.index.streams import waiter_for
 from pie.index.tasks import end
@@ -124,6 +123,8 @@ class MirrorFeed:
         self._strange: set[PlaceId] = set()
         """Places whose keys hold what is not understood; said once."""
         self._listing = Trouble(log)
+        self._too_many = Trouble(log)
+        self._roll = Roll()
         self._reads = asyncio.Semaphore(_READS_AT_ONCE)
         self._reachable = False
         self._looked = False
@@ -207,8 +208,10 @@ class MirrorFeed:
     async def _look(self) -> None:
         """See which places are there, and which have gone."""
         listed = await self._listed()
-        names = sorted(self._followed.keys() | (listed or set()))
-        answers = await self._ask([PlaceKeys(self._settings.key_prefix, name) for name in names])
+        followed_now = self._followed.keys()
+        names = sorted(followed_now) if listed is None else self._roll.turn(followed_now, listed)
+        all_keys = [PlaceKeys(self._settings.key_prefix, name) for name in names]
+        answers = await ask_places(self._client, all_keys, self._limit_s)
         await self._check_writable(
             [
                 followed.keys
@@ -224,8 +227,7 @@ class MirrorFeed:
         self._looked_s = now_s
         gone: list[PlaceId] = []
         strange: set[PlaceId] = set()
-        for place, (said, ttl_ms) in zip(names, answers, strict=True):
-            keys = PlaceKeys(self._settings.key_prefix, place)
+        for place, keys, (said, ttl_ms) in zip(names, all_keys, answers, strict=True):
             alive_until_s = now_s + max(ttl_ms, 0) / 1000
             if isinstance(said, Announcement) and said.record.place == place:
                 self._seen(place, keys, said, alive_until_s)
@@ -243,8 +245,8 @@ class MirrorFeed:
                 "place %s is left out: what Redis has of it is of another version or no place's",
                 place,
             )
-        self._strange = strange
-        self._looked = self._looked or listed is not None
+        self._strange = strange | ((self._strange & (listed or set())) - set(names))
+        self._looked = self._looked or (listed is not None and self._roll.was_called)
         self._set_mode()
         if gone and listed is not None:
             async with asking(self._limit_s):
@@ -261,27 +263,6 @@ class MirrorFeed:
             return None
         self._listing.ends("places are found again")
         return {PlaceId(n.decode(errors="replace")) for n in members if isinstance(n, bytes)}
-
-    async def _ask(self, places: Sequence[PlaceKeys]) -> list[tuple[Announcement | Announced, int]]:
-        """Return what Redis has of each place, and for how many ms it counts as alive."""
-        async with asking(self._limit_s), self._client.pipeline(transaction=False) as pipe:
-            for keys in places:
-                pipe.hmget(keys.record, Announcement.FIELDS)
-                pipe.get(keys.alive)
-                pipe.pttl(keys.alive)
-            answers = await pipe.execute(raise_on_error=False)
-            raise_others(answers)
-        return [
-            (
-                Announced.UNREADABLE
-                if is_strange(fields) or is_strange(alive)
-                else parse_announcement(fields, alive),
-                ttl_ms,
-            )
-            for fields, alive, ttl_ms in zip(
-                answers[::3], answers[1::3], answers[2::3], strict=True
-            )
-        ]
 
     async def _check_writable(self, quiet: Sequence[PlaceKeys]) -> None:
         """See whether places that are not heard of could be: a replica, for one, takes no signs of life.
@@ -313,6 +294,10 @@ class MirrorFeed:
         """Take in that a place is alive, and read it where its announcement is new."""
         followed = self._followed.get(place)
         if followed is None:
+            if len(self._followed) >= MOST_PLACES:
+                self._too_many.begins("of all places %d are followed, and no more", MOST_PLACES)
+                return
+            self._too_many.ends("there is room for all places again")
             followed = self._followed[place] = _Followed(keys, alive_until_s, said.record.ttl_s)
         followed.alive_until_s = alive_until_s
         followed.ttl_s = said.record.ttl_s

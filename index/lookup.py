@@ -15,7 +15,13 @@ from pie.index.contract import IndexMode, PlaceRecord
 from pie.index.errors import IndexUnavailableError
 from pie.index.mirror import tier_counts
 from pie.index.names import PlaceKeys, places_key
-from pie.index.reading import Announcement, parse_announcement, parse_masks, parse_record
+from pie.index.reading import (
+    PLACES_AT_ONCE,
+    Announcement,
+    parse_announcement,
+    parse_masks,
+    parse_record,
+)
 from pie.index.runs import MaskRun
 from pie.index.settings import IndexSettings
 from pie.page.events import PartMask, PlaceId, Tier
@@ -133,17 +139,19 @@ class DirectLookup:
         self, places: Sequence[PlaceId]
     ) -> Iterator[tuple[PlaceId, Sequence[bytes | None], bytes | None]]:
         """Return the record's fields of places, and the epoch that was heard of last."""
-        with translated():
-            with self._client.pipeline(transaction=False) as pipe:
-                for place in places:
-                    keys = PlaceKeys(self._settings.key_prefix, place)
-                    pipe.hmget(keys.record, list(Announcement.FIELDS))
-                    pipe.get(keys.alive)
-                answers = pipe.execute(raise_on_error=False)
-            raise_others(answers)
-        for place, fields, alive in zip(places, answers[::2], answers[1::2], strict=True):
-            if not is_strange(fields) and not is_strange(alive):
-                yield place, fields, alive
+        for at in range(0, len(places), PLACES_AT_ONCE):
+            some = places[at : at + PLACES_AT_ONCE]
+            with translated():
+                with self._client.pipeline(transaction=False) as pipe:
+                    for place in some:
+                        keys = PlaceKeys(self._settings.key_prefix, place)
+                        pipe.hmget(keys.record, list(Announcement.FIELDS))
+                        pipe.get(keys.alive)
+                    answers = pipe.execute(raise_on_error=False)
+                raise_others(answers)
+            for place, fields, alive in zip(some, answers[::2], answers[1::2], strict=True):
+                if not is_strange(fields) and not is_strange(alive):
+                    yield place, fields, alive
 
     def _run(
         self, place: PlaceId, said: Announcement, keys: Sequence[PageKey]

@@ -20,7 +20,7 @@ from typing import ClassVar, cast
 import msgspec
 import redis.asyncio
 
-from pie.index.client import asking
+from pie.index.client import asking, is_strange, raise_others
 from pie.index.contract import PlaceRecord
 from pie.index.errors import IndexStrangeError
 from pie.index.lanes import MASK_BITS
@@ -33,6 +33,9 @@ log = logging.getLogger("pie.index.reading")
 
 _SCAN_PAGES = 1_000
 """Pages in one step of a scan; Redis works on them for about a millisecond, and so do we."""
+
+PLACES_AT_ONCE = 128
+"""Places that are asked about in one go, which takes both sides some milliseconds."""
 
 _EVENTS_AT_ONCE = 32
 """Events in one answer, of 256 entries at most, which Redis and we handle in some milliseconds."""
@@ -123,6 +126,37 @@ def parse_event(fields: Mapping[bytes, bytes]) -> PageEvent | None:
         return _EVENT.decode(raw)
     except msgspec.DecodeError:
         return None
+
+
+async def ask_places(
+    client: redis.asyncio.Redis, places: Sequence[PlaceKeys], limit_s: float
+) -> list[tuple[Announcement | Announced, int]]:
+    """Return what Redis has of each place, and for how many ms it counts as alive.
+
+    Raises:
+        IndexUnavailableError: Redis did not answer about some of them within `limit_s`.
+    """
+    found: list[tuple[Announcement | Announced, int]] = []
+    for at in range(0, len(places), PLACES_AT_ONCE):
+        async with asking(limit_s), client.pipeline(transaction=False) as pipe:
+            for keys in places[at : at + PLACES_AT_ONCE]:
+                pipe.hmget(keys.record, Announcement.FIELDS)
+                pipe.get(keys.alive)
+                pipe.pttl(keys.alive)
+            answers = await pipe.execute(raise_on_error=False)
+            raise_others(answers)
+        found += [
+            (
+                Announced.UNREADABLE
+                if is_strange(fields) or is_strange(alive)
+                else parse_announcement(fields, alive),
+                ttl_ms,
+            )
+            for fields, alive, ttl_ms in zip(
+                answers[::3], answers[1::3], answers[2::3], strict=True
+            )
+        ]
+    return found
 
 
 class PlaceReader:
