@@ -10,6 +10,7 @@ from pie.index.server import EmbeddedServer
 from pie.index.settings import IndexSettings
 from pie.page.events import PlaceId
 from tests.index.places import running, until
+from tests.support.redis_deployments import Servers, connect
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]
 
@@ -42,4 +43,37 @@ async def test_a_redis_that_takes_no_writes_is_a_degraded_one_and_loses_no_place
         assert index.modes[seen:] == [IndexMode.DEGRADED]
         place.store(50)
         await index.redis.execute_command(*mend.split())  # type: ignore[no-untyped-call]
+        await index.settled()
+
+
+async def test_a_cluster_whose_nodes_answer_no_writes_loses_no_place(
+    redis_cluster: Servers,
+) -> None:
+    def say(command: str) -> None:
+        for port in redis_cluster.processes:
+            with connect(port, password="open") as node:
+                node.execute_command(*command.split())
+
+    nodes = ",".join(f"127.0.0.1:{port}" for port in redis_cluster.processes)
+    settings = IndexSettings(
+        url=f"redis+cluster://:open@{nodes}",
+        key_prefix="paused",
+        ttl_s=1.0,
+        poll_s=0.05,
+        request_timeout_s=1.0,
+    )
+    async with running(settings) as index:
+        for number in range(4):
+            await index.join(f"w{number}", holding=10)
+        await index.settled()
+        seen = len(index.modes)
+        try:
+            await asyncio.to_thread(say, "CLIENT PAUSE 120000 WRITE")
+            await until(lambda: index.mirror.mode is IndexMode.DEGRADED, "degraded")
+            await asyncio.sleep(2 * settings.ttl_s)
+            assert len(index.mirror.places()) == 4
+            assert index.modes[seen:] == [IndexMode.DEGRADED]
+        finally:
+            await asyncio.to_thread(say, "CLIENT UNPAUSE")
+        index.places["w0"].store(50)
         await index.settled()
