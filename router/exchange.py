@@ -205,7 +205,8 @@ class Exchange:
         def end() -> None:
             nonlocal gone
             gone = True
-            limit.reschedule(loop.time())
+            if not limit.expired():
+                limit.reschedule(loop.time())
 
         def begin() -> None:
             watching.append(loop.create_task(self.watch(end)))

@@ -129,7 +129,8 @@ class RouterService:
         self._turns = Turns(
             self._threads,
             at_once=_THREADS,
-            # No sequence in flight has more than one piece of work.
+            # No sequence in flight has more than one piece of work; bodies that are parsed here too wait
+            # within their own limit of bytes.
             most_waiting=settings.max_in_flight,
             retry_after_s=settings.retry_after_s,
         )

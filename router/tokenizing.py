@@ -75,7 +75,7 @@ class Tokenizing:
                         tenant=tenant,
                     )
                     prompt = await exchange.in_time(making)
-                    ids = prompt.ids.tolist()
+                    ids: Sequence[int] = prompt.ids
                 else:
                     added = body.add_special_tokens is not False
                     ids = await exchange.in_time(
@@ -101,15 +101,16 @@ class Tokenizing:
         self._gate.check()
         body = await exchange.parsed(partial(parse_body, DetokenizeBody, limits=self._limits))
         model = self._model(body.model)
-        if body.tokens and not 0 <= min(body.tokens) <= max(body.tokens) < model.vocab_size:
-            raise invalid(
-                f"tokens: token ids are at least 0 and below {model.vocab_size}", "tokens"
-            )
+
+        def decode() -> str:
+            ids = body.tokens
+            if ids and not 0 <= min(ids) <= max(ids) < model.vocab_size:
+                text = f"tokens: token ids are at least 0 and below {model.vocab_size}"
+                raise invalid(text, "tokens")
+            return model.prompts.tokenizer.decode(ids, skip_special_tokens=False)
+
         with self._gate.enter(1):
             async with exchange.caller.enter(1):
-                decode = partial(
-                    model.prompts.tokenizer.decode, body.tokens, skip_special_tokens=False
-                )
                 text = await exchange.in_time(
                     model.prompts.run(len(body.tokens) > _PIECE, decode, exchange.caller.tenant)
                 )
@@ -147,7 +148,7 @@ class Tokenizing:
 def _told(model: ServedModel, ids: Sequence[int], *, names: bool) -> bytes:
     """Return the answer for token ids, with their spelling where `names` are wanted."""
     spelled = model.prompts.tokenizer.token
-    pieces = [ids[at : at + _PIECE] for at in range(0, len(ids), _PIECE)]
+    pieces = [list(ids[at : at + _PIECE]) for at in range(0, len(ids), _PIECE)]
     head = _Written(len(ids), model.context_tokens, _list(pieces))
     if names:
         head.token_strs = _list([[spelled(id_) or "" for id_ in piece] for piece in pieces])

@@ -1,7 +1,7 @@
 """How a worker leaves: its requests end, and what only it has goes where it outlives the worker.
 
-Covers the order of that, the time for each part of it, and that whoever asked for it takes it back. Does not cover refusing new requests
-(`pie.worker.service`) or handing pages on (`pie.worker.orders`).
+Covers the order of that, the time for each part of it, and that whoever asked for it takes it back. Does not
+cover refusing new requests (`pie.worker.service`) or handing pages on (`pie.worker.orders`).
 
 Pages go to the pool while the last requests run, and again once they have ended; what then only host memory
 holds goes to disk.
@@ -89,6 +89,8 @@ class Emptying:
         Raises:
             RefusedError: It was taken back.
         """
+        if self._task is not None and self._task.done() and self._failed(self._task):
+            self._task = None
         task = self._task = self._task or asyncio.create_task(leave())
         try:
             return await asyncio.shield(task)
@@ -98,6 +100,11 @@ class Emptying:
                 text = "it was told meanwhile to take requests again"
                 raise RefusedError(RefusalCode.FAILED, text) from None
             raise
+
+    @staticmethod
+    def _failed(task: asyncio.Task[tuple[int, int]]) -> bool:
+        """Say whether a leave that is over ended with an error, so that asking again is worth a try."""
+        return task.cancelled() or task.exception() is not None
 
     def take_back(self) -> None:
         """End the leave, so that the next one is a new one."""

@@ -19,6 +19,7 @@ from pie.wire.errors import RefusedError
 from pie.wire.ids import new_request_id
 from pie.wire.messages import RefusalCode
 from pie.wire.place_orders import Drained, DrainNode, TakeAgain, TakesAgain
+from pie.worker.leaving import Emptying
 from pie.worker.service import WorkerService
 from tests.worker.engine.asking import Asker
 from tests.worker.engine.places import Places, model_folder, until
@@ -133,3 +134,19 @@ async def test_a_drain_is_undone_through_a_router_and_its_status_shows_it(places
             assert (answer.status_code, answer.json()["error"]["code"]) == (409, "worker_refused")
     finally:
         await router.close()
+
+
+async def test_a_leave_that_failed_is_tried_again() -> None:
+    emptying = Emptying()
+    outcomes: list[OSError | tuple[int, int]] = [OSError("no"), (3, 4)]
+
+    async def leave() -> tuple[int, int]:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, OSError):
+            raise outcome
+        return outcome
+
+    with pytest.raises(OSError, match="no"):
+        await emptying.join(leave)
+    for _ in range(2):
+        assert await emptying.join(leave) == (3, 4)
