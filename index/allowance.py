@@ -22,7 +22,7 @@ _MINUTE_S = 60.0
 KEEP_S = 3600.0
 """How long it is remembered what a holder has drawn that says nothing any more."""
 HOLD_S = 30.0
-"""How long its sequences count that says nothing any more; it says something every third of that."""
+"""How long its sequences count that says nothing any more; it says something every sixth of that."""
 
 
 class Limits(msgspec.Struct, frozen=True):

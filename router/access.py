@@ -9,7 +9,7 @@ from __future__ import annotations
 import hmac
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 from blake3 import blake3
 
-from pie.index.allowance import Allowances
+from pie.index.allowance import HOLD_S, KEEP_S, Allowances
 from pie.router.errors import ApiError, KeyFileError
 from pie.router.key_file import KeyFile, hashed, read_key_file
 from pie.router.quota import Quota
@@ -27,6 +27,8 @@ log = logging.getLogger("pie.router.access")
 
 _LOOK_S = 1.0
 """How often the file is looked at, so that a revoked key is refused a second later."""
+_FORGOTTEN_S = KEEP_S + 2 * HOLD_S
+"""After so long nobody remembers what this router has drawn for a tenant."""
 _SALT_BYTES = 16
 _SCHEME = "bearer "
 
@@ -100,16 +102,26 @@ class Access:
     Args:
         settings: The router's own token, and where its keys are.
         allowances: What is left of tenants' quotas, of all routers together.
+        clock: Tells the time in seconds.
 
     Raises:
         KeyFileError: The file of keys cannot be read.
     """
 
-    def __init__(self, settings: RouterSettings, allowances: Allowances) -> None:
+    def __init__(
+        self,
+        settings: RouterSettings,
+        allowances: Allowances,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._token = settings.api_token.get_secret_value().encode()
         self._file = None if settings.keys_file is None else Path(settings.keys_file)
         self._allowances = allowances
+        self._clock = clock
         self._quotas: dict[str, Quota] = {}
+        """Also of tenants that are gone: with the totals of a new one, what they had taken would be given back."""
+        self._gone: set[str] = set()
+        """Tenants that are not in the file any more."""
         self._callers: dict[str, Caller] = {}
         self._salts: list[str] = []
         self._seen: tuple[int, ...] | None = None
@@ -163,7 +175,12 @@ class Access:
 
     @property
     def quotas(self) -> Iterable[Quota]:
-        """The quotas of all tenants."""
+        """The quotas of all tenants, also of those gone that have something in flight or were here a moment ago."""
+        since_s = self._clock() - _FORGOTTEN_S
+        for name in tuple(self._gone):
+            if self._quotas[name].is_settled and self._quotas[name].claimed_s < since_s:
+                self._gone.remove(name)
+                del self._quotas[name]
         return tuple(self._quotas.values())
 
     def _known(self, token: str) -> Caller | None:
@@ -204,9 +221,8 @@ class Access:
             if name in self._quotas:
                 self._quotas[name].limit(tenant)
             else:
-                self._quotas[name] = Quota(name, tenant, self._allowances)
-        for name in self._quotas.keys() - content.tenants.keys():
-            del self._quotas[name]
+                self._quotas[name] = Quota(name, tenant, self._allowances, self._clock)
+        self._gone = self._quotas.keys() - content.tenants.keys()
         salts = (Caller(own_salt=tenant.salt).salt(None) for tenant in content.tenants.values())
         self._salts = [salt for salt in salts if salt is not None]
         self._callers = {

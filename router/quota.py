@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 
@@ -61,6 +62,8 @@ class Quota:
         """Whether something has changed since the settling that is under way began."""
         self.inside = 0
         """Sequences in flight here."""
+        self.claimed_s = -math.inf
+        """When something was claimed last, by the clock."""
 
     @property
     def name(self) -> str:
@@ -74,6 +77,9 @@ class Quota:
 
     def limit(self, limits: Tenant) -> None:
         """Change what it may take; what was taken stays taken."""
+        if limits.concurrent is None or self._limits.concurrent is None:
+            # Nobody was told what is in flight, so that others may have got what was held for more.
+            self._held = 0
         self._limits = limits
         for share in (self._requests, self._tokens):
             share.refused(0, 0.0)
@@ -132,12 +138,14 @@ class Quota:
             claim = self._claim(0, 0, 0)
             # What is being given back is not to be had meanwhile.
             self._held = min(self._held, claim.sequences.inside + claim.sequences.spare)
-            self._told(await self._allowances.claim(self._name, self._totals, claim))
+            self._told(await self._claimed(claim))
 
     @property
     def is_settled(self) -> bool:
         """Whether nobody needs to be told anything, not even that this router is still there."""
-        return not self.inside and not self._held and self._tokens.left >= 0
+        limits = self._limits
+        is_owing = limits.tokens_per_minute is not None and self._tokens.left < 0
+        return not is_owing and (limits.concurrent is None or not (self.inside or self._held))
 
     @property
     def _totals(self) -> Limits:
@@ -191,7 +199,7 @@ class Quota:
             claim = self._claim(requests, tokens, sequences)
             self._drawing = True
             try:
-                grant = await self._allowances.claim(self._name, self._totals, claim)
+                grant = await self._claimed(claim)
             except BaseException:
                 # It may have been given, and nobody else gets it until this is settled.
                 self._settle_later()
@@ -200,12 +208,19 @@ class Quota:
                 self._drawing = False
             self._told(grant)
             now_s = self._clock()
-            self._requests.refused(requests, now_s + grant.requests_wait_s)
-            self._tokens.refused(tokens, now_s + grant.tokens_wait_s)
+            # Who asks for the one learns nothing of the other.
+            if requests:
+                self._requests.refused(requests, now_s + grant.requests_wait_s)
+            if tokens:
+                self._tokens.refused(tokens, now_s + grant.tokens_wait_s)
             if not grant.is_given:
                 return grant
             self._take(requests, tokens, sequences)
             return None
+
+    async def _claimed(self, claim: Claim) -> Grant:
+        self.claimed_s = self._clock()
+        return await self._allowances.claim(self._name, self._totals, claim)
 
     def _claim(self, requests: int, tokens: int, sequences: int) -> Claim:
         limits, waiting = self._limits, self._waiting

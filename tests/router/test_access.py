@@ -15,13 +15,15 @@ import openai
 import pytest
 from pydantic import ValidationError
 
-from pie.index.allowance import MemoryAllowances
+from pie.index.allowance import HOLD_S, KEEP_S, MemoryAllowances
 from pie.router.access import Access
 from pie.router.errors import ApiError, CertificateError, KeyFileError
 from pie.router.key_file import KeyFile, editing, read_key_file, write_key_file
+from pie.router.quota import Quota
 from pie.router.settings import RouterSettings
 from pie.router.tls import server_context, trusted
 from tests.router.conftest import WAIT_S, Cluster, until
+from tests.router.test_quota import settled
 
 CHAT = "/v1/chat/completions"
 HELLO: Any = [{"role": "user", "content": "Why is the sky blue? " * 12}]
@@ -107,6 +109,60 @@ def test_a_file_that_could_not_be_read_once_is_read_again(
         access.caller("Bearer none", admin=False)
     with pytest.raises(ApiError):
         access.caller(f"Bearer {key}", admin=False)
+
+
+def entering(access: Access, key: str) -> Quota:
+    quota = access.caller(f"Bearer {key}", admin=False).quota
+    assert quota is not None
+    return quota
+
+
+async def test_a_tenant_that_is_put_back_has_taken_what_it_had(keys: Keys) -> None:
+    now_s = 0.0
+    allowances = MemoryAllowances("router", lambda: now_s)
+    key = keys.make("acme", requests_per_minute=100, concurrent=1)
+    access = Access(RouterSettings(keys_file=keys.file), allowances, lambda: now_s)
+    with_tenant = read_key_file(keys.file)
+    for at in range(100):
+        await entering(access, key).enter(1)
+        if at < 99:
+            entering(access, key).leave(1)
+    write_key_file(keys.file, KeyFile())
+    with pytest.raises(ApiError, match="Incorrect"):
+        access.caller(f"Bearer {key}1", admin=False)
+    # Its request goes on meanwhile, and is counted for all.
+    assert [quota.inside for quota in access.quotas] == [1]
+    write_key_file(keys.file, with_tenant)
+    now_s = 0.6
+    with pytest.raises(ApiError, match="1 sequences in flight"):
+        await entering(access, key).enter(1)
+    entering(access, key).leave(1)
+    await settled()
+    await entering(access, key).enter(1)
+    entering(access, key).leave(1)
+    await settled()
+    with pytest.raises(ApiError, match="100 requests a minute"):
+        await entering(access, key).enter(1)
+
+
+async def test_a_tenant_that_is_gone_is_forgotten_once_nobody_remembers_it(keys: Keys) -> None:
+    now_s = 0.0
+    key = keys.make("acme", requests_per_minute=100, concurrent=1)
+    allowances = MemoryAllowances("router", lambda: now_s)
+    access = Access(RouterSettings(keys_file=keys.file), allowances, lambda: now_s)
+    quota = entering(access, key)
+    await quota.enter(1)
+    write_key_file(keys.file, KeyFile())
+    with pytest.raises(ApiError, match="Incorrect"):
+        access.caller("Bearer none", admin=False)
+    now_s = KEEP_S * 2
+    assert list(access.quotas) == [quota]
+    quota.leave(1)
+    await settled()
+    now_s += KEEP_S
+    assert list(access.quotas) == [quota]
+    now_s += 2 * HOLD_S + 1
+    assert not access.quotas
 
 
 def test_the_file_gives_no_key_away_and_is_its_owners_alone(keys: Keys) -> None:

@@ -253,6 +253,57 @@ async def test_a_request_that_is_given_up_while_it_draws_holds_nothing() -> None
     await other.enter(1)
 
 
+async def test_what_is_being_given_back_is_not_taken_meanwhile() -> None:
+    clock = Clock()
+    slow = Slow("0", clock)
+    quota = Quota("t", Tenant("salt", concurrent=1), slow, clock)
+    await quota.enter(1)
+    slow.begun.clear()
+    quota.leave(1)
+    await slow.begun.wait()
+    await quota.enter(1)
+    other = Quota("t", Tenant("salt", concurrent=1), slow.beside("1"), clock)
+    with pytest.raises(ApiError, match="1 sequences in flight, of 1"):
+        await other.enter(1)
+
+
+async def test_a_tenant_without_limits_costs_nobody_anything() -> None:
+    slow = Slow("0", Clock())
+    quota = Quota("t", Tenant("salt"), slow)
+    await quota.enter(3)
+    await quota.prompt(1_000)
+    quota.answered(1_000)
+    await settled()
+    assert quota.is_settled
+    assert not slow.claims
+
+
+async def test_a_limit_that_comes_back_holds_nothing_of_the_former_one() -> None:
+    routers = Routers(2, Tenant("salt", concurrent=2))
+    one, other = routers.quotas
+    await one.enter(2)
+    one.limit(Tenant("salt"))
+    one.leave(2)
+    routers.clock.now_s = 31.0
+    await other.enter(2)
+    one.limit(Tenant("salt", concurrent=2))
+    with pytest.raises(ApiError, match="2 sequences in flight"):
+        await one.enter(1)
+
+
+async def test_a_request_that_draws_leaves_refused_tokens_refused() -> None:
+    slow = Slow("0", Clock())
+    quota = Quota("t", Tenant("salt", requests_per_minute=9, tokens_per_minute=60), slow, Clock())
+    await quota.prompt(60)
+    with pytest.raises(ApiError, match="60 tokens a minute"):
+        await quota.prompt(30)
+    await quota.enter(1)
+    claims = slow.claims
+    with pytest.raises(ApiError, match="60 tokens a minute"):
+        await quota.prompt(30)
+    assert slow.claims == claims
+
+
 class Away(MemoryAllowances):
     """Never answers with anything."""
 
