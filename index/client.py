@@ -50,6 +50,7 @@ from redis.retry import Retry
 
 from pie.index.address import Deployment, RedisAddress, parse_address
 from pie.index.errors import IndexRefusedError, IndexStrangeError, IndexUnavailableError
+from pie.index.sentences import sentence
 from pie.index.settings import IndexSettings
 
 CLUSTER_ANSWER_S = 2.0
@@ -252,7 +253,7 @@ def translated() -> Iterator[None]:
     try:
         yield
     except (TimeoutError, redis.RedisError, RedisClusterException, OSError) as error:
-        said = f"Redis: {str(error) or 'no answer in time'}"
+        said = f"Redis: {sentence(str(error)) or 'no answer in time'}"
         if is_strange(error):
             raise IndexStrangeError(said) from error
         passing = isinstance(
