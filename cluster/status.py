@@ -72,7 +72,9 @@ def show_status(url: str, token: str, console: Console, trust: Trust = True) -> 
     status = fetch_status(url, token, trust)
     console.print(f"router  {url}    model {status.model or 'none'}    index {status.index}")
     if status.routers_together != "ok":
-        console.print("routers  each for itself: Redis does not answer for what they share")
+        console.print(
+            "routers  each for itself: Redis does not answer for what they share, or refuses it"
+        )
     if policies := _policies(status):
         console.print(f"policies  {policies}", markup=False)
     if status.policy_edit_refused:

@@ -1,7 +1,8 @@
 """What all routers have in common in Redis: one connection, and whether it can be relied on.
 
-Covers calling scripts within a short time, and leaving Redis alone for a while after it failed, so that
-nobody waits again for what did not answer. Does not cover what the scripts do (`pie.index.allowance_redis`,
+Covers calling scripts within a short time, and leaving Redis alone for a while after it did not answer or was
+full, so that nobody waits again for it. A script that it refuses, as to a user who may not run a command of it, is
+tried each time: others are none the worse for it. Does not cover what the scripts do (`pie.index.allowance_redis`,
 `pie.index.shelf_redis`).
 
     <prefix>:{routers}:up   hash: router → when it was last heard of, in Redis's milliseconds
@@ -10,6 +11,7 @@ nobody waits again for what did not answer. Does not cover what the scripts do (
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 from collections.abc import Callable, Sequence
@@ -18,7 +20,7 @@ from typing import TypeAlias
 from redis.commands.core import AsyncScript
 
 from pie.index.client import asking, look_anew, make_async_client
-from pie.index.errors import IndexUnavailableError
+from pie.index.errors import IndexRefusedError, IndexUnavailableError
 from pie.index.settings import IndexSettings
 from pie.index.tasks import end
 from pie.index.trouble import Trouble
@@ -75,27 +77,43 @@ class Commons:
         self.prefix = settings.key_prefix
         self.router = secrets.token_hex(8)
         """Names this start of this router."""
-        self.is_degraded = False
-        """Whether Redis did not do what it was asked last."""
+        self._is_away = False
+        self._refused: set[str] = set()
+        """Scripts that Redis refused when they were called last."""
+        self._said: set[str] = set()
         self.on_back: Callable[[], None] = lambda: None
         """Called when Redis is back."""
+
+    @property
+    def is_degraded(self) -> bool:
+        """Whether Redis did not do what it was asked last, or what one of the scripts was called for last."""
+        return self._is_away or bool(self._refused)
 
     async def call(self, script: str, keys: Sequence[str], args: Sequence[Argument]) -> object:
         """Run a script.
 
         Raises:
+            IndexRefusedError: Redis answered that it will not do this.
             IndexUnavailableError: Redis does not do it, or did not a moment ago.
         """
-        if self.is_degraded:
+        if self._is_away:
             raise IndexUnavailableError("Redis: what routers share is not to be had at present")
         try:
-            return await self._call(script, keys, args)
+            answer = await self._call(script, keys, args)
+        except IndexRefusedError as error:
+            self._refused.add(script)
+            if script not in self._said:
+                self._said.add(script)
+                log.warning("Redis refuses a part of what routers share: %s", error)
+            raise
         except IndexUnavailableError as error:
             self._trouble.begins("what routers share is not to be had: %s", error)
-            self.is_degraded = True
+            self._is_away = True
             if self._mending is None:
                 self._mending = asyncio.get_running_loop().create_task(self._mend())
             raise
+        self._refused.discard(script)
+        return answer
 
     async def _call(self, script: str, keys: Sequence[str], args: Sequence[Argument]) -> object:
         call = asyncio.create_task(self._within(script, keys, args))
@@ -116,12 +134,13 @@ class Commons:
 
     async def _mend(self) -> None:
         """Try until Redis is back: no request waits for that."""
-        while self.is_degraded and not self._closed:
+        while self._is_away and not self._closed:
             await asyncio.sleep(_AGAIN_S)
             try:
                 await look_anew(self._client)
-                await self._call(_UP, *self._up)
-                self.is_degraded = False
+                with contextlib.suppress(IndexRefusedError):
+                    await self._call(_UP, *self._up)
+                self._is_away = False
                 self._trouble.ends("what routers share is to be had again")
                 self.on_back()
             except IndexUnavailableError as error:

@@ -60,7 +60,7 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     index: str
     """`ok`, `degraded` or `resyncing`."""
     routers_together: str = "ok"
-    """`ok`; or `degraded` while Redis does not answer for what routers share, so that each has a share of tenants' quotas
+    """`ok`; or `degraded` while Redis does not answer for what routers share, or refuses some of it, so that each has a share of tenants' quotas
     and the responses and explanations of its own requests alone."""
     workers: list[WorkerLine]
     pool: list[PlaceLine]

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
@@ -15,9 +16,11 @@ from pie.index.allowance_conformance import AllowanceConformance
 from pie.index.allowance_redis import RedisAllowances
 from pie.index.client import make_client
 from pie.index.commons import Commons
-from pie.index.errors import IndexUnavailableError
+from pie.index.errors import IndexRefusedError, IndexUnavailableError
 from pie.index.server import EmbeddedServer
 from pie.index.settings import IndexSettings
+from pie.index.shelf import ShelfLimits
+from pie.index.shelf_redis import RedisShelf
 from tests.support.redis_server import index_settings, own_redis_server, redis_server, redis_url
 
 __all__ = ["index_settings", "own_redis_server", "redis_server", "redis_url"]
@@ -150,6 +153,38 @@ async def test_who_does_not_answer_is_waited_for_once(own_redis_server: Embedded
             if await commons.routers() == 1:
                 break
         await asyncio.sleep(0.1)
+    assert not is_degraded(commons)
+    await commons.close()
+
+
+async def test_what_redis_refuses_is_refused_to_its_caller_alone(
+    own_redis_server: EmbeddedServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = own_redis_server
+    client: Any
+    with make_client(server.url, IndexSettings()) as client:
+        client.execute_command("ACL", "SETUSER", "default", "-zadd")
+    commons = Commons(server.url, IndexSettings(key_prefix="p"), 10.0)
+    shelf = RedisShelf(commons, "s", ShelfLimits(9, 9_999, 60.0))
+    allowances = RedisAllowances(commons)
+    for _ in range(3):
+        with pytest.raises(IndexRefusedError):
+            await shelf.put([("a", b"x")])
+        assert (await allowances.claim("t", Limits(9), Claim(Draw(need=1)))).is_given
+        assert await commons.routers() == 1
+        assert is_degraded(commons)
+    (said,) = (line for line in caplog.messages if "share" in line)
+    assert "zadd" in said
+    server.kill()
+    with pytest.raises(IndexUnavailableError):
+        await commons.routers()
+    server.start()
+    for _ in range(300):
+        with contextlib.suppress(IndexUnavailableError):
+            await shelf.put([("a", b"x")])
+            break
+        await asyncio.sleep(0.1)
+    assert await shelf.get("a") == b"x"
     assert not is_degraded(commons)
     await commons.close()
 
