@@ -27,8 +27,10 @@ from pie.cluster.encryption import encryption_keys
 from pie.cluster.errors import ConfigError, StartError
 from pie.cluster.policy_command import read
 from pie.cluster.secret import joined_secret
+from pie.index.client import check_login
 from pie.index.contract import PlaceRecord
 from pie.index.epochs import next_epoch
+from pie.index.errors import IndexDeniedError
 from pie.index.feed import MirrorFeed
 from pie.index.mirror import Mirror
 from pie.index.settings import IndexSettings
@@ -119,6 +121,10 @@ class _Process:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, self._signalled, number)
         config = self._config
+        try:
+            await check_login(config.index.url, config.index.request_timeout_s)
+        except IndexDeniedError as error:
+            raise StartError(f"{self._place}: {error}") from error
         may_announce = None if await self._refuse_if_up() else self._may_announce
         node = new_node(
             self._place,

@@ -49,7 +49,12 @@ from redis.exceptions import (
 from redis.retry import Retry
 
 from pie.index.address import Deployment, RedisAddress, parse_address
-from pie.index.errors import IndexRefusedError, IndexStrangeError, IndexUnavailableError
+from pie.index.errors import (
+    IndexDeniedError,
+    IndexRefusedError,
+    IndexStrangeError,
+    IndexUnavailableError,
+)
 from pie.index.sentences import sentence
 from pie.index.settings import IndexSettings
 
@@ -58,6 +63,9 @@ CLUSTER_ANSWER_S = 2.0
 
 _ASKING_WHERE: dict[str, Any] = {"socket_timeout": 0.5, "socket_connect_timeout": 0.5}
 """One Sentinel or node that stands still leaves time to ask others, within `request_timeout_s`."""
+
+_DENIED = ("invalid username-password pair", "WRONGPASS", "Authentication required", "NOAUTH")
+"""Words and not classes: a Cluster's client says them of each node in an error of another class."""
 
 _FIRST_WAIT_S = 0.05
 _JITTER = random.Random()
@@ -261,6 +269,8 @@ def translated() -> Iterator[None]:
         )
         if isinstance(error, ResponseError) and not passing:
             raise IndexRefusedError(said) from error
+        if any(word in str(error) for word in _DENIED):
+            raise IndexDeniedError(said) from error
         raise IndexUnavailableError(said) from error
 
 
@@ -283,6 +293,24 @@ async def asking(limit_s: float) -> AsyncIterator[None]:
     with translated():
         async with timeout(limit_s):
             yield
+
+
+async def check_login(url: str, limit_s: float) -> None:
+    """See whether Redis takes user and password; one that does not answer in time is not judged.
+
+    Raises:
+        IndexDeniedError: It does not.
+    """
+    client = make_async_client(url)
+    try:
+        async with asking(limit_s):
+            await client.ping()
+    except IndexDeniedError:
+        raise
+    except IndexUnavailableError:
+        return
+    finally:
+        await client.aclose()
 
 
 async def look_anew(client: redis.asyncio.Redis) -> None:

@@ -2,6 +2,7 @@
 
     PageIndexError
     ├── IndexUnavailableError   Redis cannot be reached, or did not answer in time
+    │   ├── IndexDeniedError    Redis does not take the user or password
     │   └── IndexRefusedError   Redis answered that it will not do what was asked
     │       └── IndexStrangeError  a key holds something of another type than ours
     ├── PlaceFencedError        a later start of the same place has taken over
@@ -19,6 +20,10 @@ class PageIndexError(Exception):
 
 class IndexUnavailableError(PageIndexError):
     """Redis cannot be reached, or did not answer in time."""
+
+
+class IndexDeniedError(IndexUnavailableError):
+    """Redis does not take the user or password; waiting does not help, unless they are changed there."""
 
 
 class IndexRefusedError(IndexUnavailableError):

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
+import redis
 
 from pie.cluster import pool_process
 from pie.cluster.config import PieConfig, load_config
@@ -121,6 +122,27 @@ async def test_a_node_that_starts_while_redis_is_away_does_not_take_the_name_of_
     finally:
         for node in nodes:
             node.close()
+
+
+def test_a_node_whose_password_redis_does_not_take_says_so_and_ends(
+    own_redis_server: EmbeddedServer, tmp_path: Path, index_settings: IndexSettings
+) -> None:
+    own = own_redis_server.url
+    with redis.Redis.from_url(own) as client:
+        client.config_set("requirepass", "open")
+    for url, words in (
+        (own, "a password is needed"),
+        (own.replace("unix://", "unix://:hush@"), "user or password is wrong"),
+    ):
+        index = index_settings.model_copy(update={"url": url})
+        node = PoolProcess(tmp_path, index, "denied")
+        try:
+            assert node.wait() == 2
+        finally:
+            node.close()
+        assert f"pie: denied: Redis: {words}" in node.text
+        assert "Traceback" not in node.text
+        assert "hush" not in node.text
 
 
 async def test_the_name_of_a_node_that_was_killed_is_free_at_once(start: Start) -> None:
