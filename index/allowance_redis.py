@@ -14,15 +14,15 @@ from __future__ import annotations
 from typing import cast
 
 from pie.index.allowance import HOLD_S, KEEP_S, Claim, Draw, Grant, Limits
-from pie.index.commons import Commons
+from pie.index.commons import NOW, Commons
 
-_CLAIM = """
+_CLAIM = (
+    NOW
+    + """
 -- KEYS the tenant's hash
 -- ARGV router, ms that sequences count, ms that it is remembered, then of requests and of tokens: a minute's
 --      worth (0 for no limit), spent, drawn, need, spare; then of sequences: most, inside, need, spare
 local key, router, hold, keep = KEYS[1], 'by:' .. ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local clock = redis.call('TIME')
-local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local kind = redis.call('TYPE', key).ok
 if kind ~= 'hash' and kind ~= 'none' then redis.call('UNLINK', key) end
 
@@ -100,6 +100,7 @@ redis.call('HSET', key, router, said)
 redis.call('PEXPIRE', key, string.format('%d', expires + hold))
 return {given, requests.drawn, tokens.drawn, sequences, requests.wait, tokens.wait, others}
 """
+)
 
 
 class RedisAllowances:

@@ -38,20 +38,27 @@ _UP_S = 20.0
 
 Argument: TypeAlias = str | bytes | int | float
 
-_UP = """
-local now = redis.call('TIME')
-local ms = now[1] * 1000 + math.floor(now[2] / 1000)
+NOW = """
+local clock = redis.call('TIME')
+local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+"""
+"""What scripts begin with that tell the time, in milliseconds; tests put another time in its place."""
+
+_UP = (
+    NOW
+    + """
 if redis.call('TYPE', KEYS[1]).ok ~= 'hash' then redis.call('UNLINK', KEYS[1]) end
-redis.call('HSET', KEYS[1], ARGV[1], string.format('%d', ms))
+redis.call('HSET', KEYS[1], ARGV[1], string.format('%d', now))
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 local all, count = redis.call('HGETALL', KEYS[1]), 0
 for i = 1, #all, 2 do
   local heard = tonumber(all[i + 1])
-  if heard and heard + tonumber(ARGV[2]) > ms then count = count + 1
+  if heard and heard + tonumber(ARGV[2]) > now then count = count + 1
   else redis.call('HDEL', KEYS[1], all[i]) end
 end
 return count
 """
+)
 
 
 class Commons:

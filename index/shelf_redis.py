@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import cast
 
-from pie.index.commons import Argument, Commons
+from pie.index.commons import NOW, Argument, Commons
 from pie.index.shelf import ENTRY_BYTES, Latest, ShelfLimits, entry_bytes
 
 MOST_VALUE_BYTES = 4 << 20
@@ -24,7 +24,9 @@ _MOST_AT_ONCE = 64
 _BATCH_BYTES = 1 << 20
 _MOST_ROUNDS = 64
 
-_BEGIN = """
+_BEGIN = (
+    NOW
+    + """
 -- KEYS values, order, bytes
 local kinds = {'hash', 'zset', 'string'}
 local missing, strange = 0, false
@@ -35,9 +37,8 @@ for i = 1, 3 do
 end
 -- What somebody else wrote, or a Redis has dropped in part, says nothing.
 if strange or (missing > 0 and missing < 3) then redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[3]) end
-local clock = redis.call('TIME')
-local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 """
+)
 
 _DROP = """
 local function drop(name, bytes)

@@ -41,7 +41,7 @@ class SealedShelf:
     async def get(self, name: str) -> bytes | None:
         """Do as `Shelf.get` says; what another cluster put there is none."""
         sealed = await self._shelf.get(name)
-        if sealed is None or len(sealed) < _NONCE_BYTES:
+        if sealed is None:
             return None
         nonce, data = sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]
         encrypted = Encrypted(self._ring.writes_with, nonce, data)

@@ -88,9 +88,14 @@ async def test_what_is_sealed_is_read_by_those_with_the_secret_under_its_own_nam
     assert sealed is not None
     assert b"said" not in sealed
     await plain.put(
-        [("c", sealed), ("d", b"short"), ("e", b"no such thing at all, but long enough")]
+        [
+            ("c", sealed),
+            ("d", b"short"),
+            ("e", b"no such thing at all, but long enough"),
+            ("f", b""),
+        ]
     )
-    for name in "cde":
+    for name in "cdef":
         assert await ours.get(name) is None
     await plain.put([("a", sealed[:-1] + bytes([sealed[-1] ^ 1]))])
     assert await ours.get("a") is None

@@ -70,6 +70,20 @@ async def one_after_the_other(quota: Quota) -> int:
     return 400
 
 
+async def all_is_to_be_had(world: World, quotas: Sequence[Quota], requests: int) -> None:
+    """Assert that each gets its share, and with Redis all what is the cluster's, once nothing can be owed any more."""
+    for is_away in (True, False):
+        world.is_away = is_away
+        world.now_s += 3_000
+        await kept(quotas)
+        await settled()
+        let_in = [await one_after_the_other(quota) for quota in quotas]
+        if is_away:
+            assert min(let_in) >= max(1, requests // 3)
+        else:
+            assert sum(let_in) >= requests
+
+
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(["enter", "leave", "many", "wait", "away", "back"]), st.integers(0, 2)
@@ -117,8 +131,26 @@ def test_each_outage_lets_one_more_minutes_worth_through_and_no_more(
             refilled = world.now_s * requests / 60
             # One of a share that is less than one is let in when nothing is owed.
             assert let_in <= requests + refilled + outages * (requests + 3) + 1e-6
+        for at, quota in enumerate(quotas):
+            quota.leave(inside[at])
+        await all_is_to_be_had(world, quotas, requests)
 
     asyncio.run(run())
+
+
+async def test_what_is_spent_between_two_outages_is_not_owed_in_the_second() -> None:
+    world = World()
+    part, *_ = divided(world, 3)
+    quota = Quota("t", Tenant("salt", requests_per_minute=12), part, world)
+    for _ in range(3):
+        world.is_away = True
+        assert await one_after_the_other(quota) == 4
+        world.is_away = False
+        world.now_s += 60
+        await quota.settle()
+        assert await one_after_the_other(quota) >= 8
+        world.now_s += 60
+        await quota.settle()
 
 
 async def test_a_share_is_an_nth_and_one_request_at_least() -> None:
