@@ -107,6 +107,9 @@ class _Desk:
         self._given_up = ""
         """Why it is not asked again; empty where it is."""
         self._has_ended = False
+        self._is_watched = False
+        """Whether a thread looks now and then whether the policy has come back."""
+        self._unwatch = threading.Event()
 
     def tell(self, event: Callable[[], None], *, held: int = 0) -> None:
         with self._lock:
@@ -138,18 +141,35 @@ class _Desk:
                 raise error
             answer = self._taken()
             if not answered or answer is None:
-                self._look_again()
+                self._watch()
                 raise PolicyStalledError(f"{self._name} has not answered in {limit_s * 1e3:g} ms")
             return answer
 
     def _taken(self) -> Proposals | None:
         return self._answer
 
-    def _look_again(self) -> None:
-        """See later whether it has come back, also where nobody asks or tells it anything until then."""
-        timer = threading.Timer(self._ends_s, self._end_late)
-        timer.daemon = True
-        timer.start()
+    def _watch(self) -> None:
+        """See to it that it is ended in time, also where nobody asks or tells it anything until then."""
+        if self._is_watched:
+            return
+        # One thread, however often it is late: starting one takes the asking thread longer than the deadline may be.
+        threading.Thread(target=self._look, name="pie-policy-watch", daemon=True).start()
+        self._is_watched = True
+
+    def _look(self) -> None:
+        """Look whenever it may be late, until nothing is left to do for it."""
+        wait_s = self._ends_s
+        while not self._unwatch.wait(wait_s):
+            with self._lock:
+                self._end_late()
+                began_s = self._began_s
+                if began_s is None and not self._is_busy:
+                    self._is_watched = False
+                    return
+            # What began late, after events that took a while, has its whole time; one that was ended and goes on
+            # is ended again.
+            left_s = 0.0 if began_s is None else began_s + self._ends_s - time.monotonic()
+            wait_s = left_s if left_s > 0.0 else self._ends_s
 
     def _end_late(self) -> None:
         began_s = self._began_s
@@ -164,6 +184,7 @@ class _Desk:
         with self._lock:
             self._has_ended = True
             self._lock.notify_all()
+        self._unwatch.set()
         # Nobody waits for what it is about now.
         self._endable.end()
 

@@ -17,9 +17,8 @@ from pydantic import Field
 
 from pie.page.events import PlaceKind
 from pie.policies.cluster_policy import ClusterView, Order, PlaceView, WantWorkers
+from pie.policies.order_checks import MOST_WORKERS
 from pie.policies.units import Positive, Seconds, Share
-
-MOST_WORKERS = 10_000
 
 
 class ByLoad:

@@ -6,10 +6,11 @@ or how many copies several policies want together (`pie.policies.wishes`).
 
 What a policy cannot break: no group has fewer copies than the configuration says (so no last copy goes) or
 more than there are nodes; no more than `MOST_RAISED` groups have more copies than that, and no more than
-`MOST_AT_ONCE` groups change at a time. How many workers a model should have is a hint, which starts and stops nobody. Pages move `BYTES_PER_S` at most, in `MOST_ORDERS` orders a round
-of `MOST_PAGES` pages each; a place lets go of what the pool has, and of the last copy only for a policy
-that says so. An order that was given is not given again within `AGAIN_S`. Who has pages is looked up for no order that is refused
-without, and for `MOST_IN_VAIN` that are refused after: the rest of them come first in the next rounds.
+`MOST_AT_ONCE` groups change at a time. How many workers a model should have is a hint, which starts and
+stops nobody. Pages move `BYTES_PER_S` at most, in `MOST_ORDERS` orders a round of `MOST_PAGES` pages each; a
+place lets go of what the pool has, and of the last copy only for a policy that says so. An order that was
+given is not given again within `AGAIN_S`. Who has pages is looked up for no order that is refused without,
+and for `MOST_IN_VAIN` that are refused after: the rest of them come first in the next rounds.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from pie.policies.order_checks import (
     bad_pages,
     looked_up,
 )
+from pie.policies.steps import at_once
 from pie.policies.wishes import Wishes
 
 log = logging.getLogger("pie.policies.cluster_manager")
@@ -220,13 +222,7 @@ class ClusterManager:
         holders: Holders,
     ) -> Decision:
         """Return what comes of proposals; `table` is the one in force."""
-        disposing = self.disposing(asked, view, table, holders)
-        while True:
-            try:
-                next(disposing)
-            except StopIteration as done:
-                decision: Decision = done.value
-                return decision
+        return at_once(self.disposing(asked, view, table, holders))
 
     def disposing(
         self,
@@ -318,9 +314,9 @@ class ClusterManager:
     def _hint(self, view: ClusterView, decision: Decision) -> None:
         """End the round of hints."""
         for model, wanted in self._hints.end(view.now_s).items():
-            told = wanted or Wanted(0, "no policy says any more how many workers it wants", "fixed")
+            said = wanted or Wanted(0, "no policy says any more how many workers it wants", "fixed")
             event = ClusterEvent(
-                told.policy, "hint", None, 0, told.reason, model=model, workers=told.workers
+                said.policy, "hint", None, 0, said.reason, model=model, workers=said.workers
             )
             decision.events.append(event)
         decision.wanted = self._hints.in_force()
@@ -372,12 +368,12 @@ class ClusterManager:
 
     def _refuse(self, number: int, order: Order, why: str, now: _Round) -> None:
         name = self._names[number]
-        told = (name, type(order), why)
-        if told in self._told:
+        kind = (name, type(order), why)
+        if kind in self._told:
             return
-        if told in now.refused:
-            event, reason, count = now.refused[told]
-            now.refused[told] = event, reason, count + 1
+        if kind in now.refused:
+            event, reason, count = now.refused[kind]
+            now.refused[kind] = event, reason, count + 1
             return
         if isinstance(order, SetCopies):
             event = ClusterEvent(name, "refuse", order.group, order.copies, why)
@@ -386,7 +382,7 @@ class ClusterManager:
             event = ClusterEvent(name, "refuse", None, 0, why, model=model, workers=workers)
         else:
             event = ClusterEvent(name, "refuse", None, 0, why, order.place)
-        now.refused[told] = event, order.reason, 1
+        now.refused[kind] = event, order.reason, 1
 
     def _tell_refused(self, now: _Round) -> None:
         """Tell each reason of a round's refusals once, with the first order that was refused for it."""

@@ -235,9 +235,9 @@ def _spec(kind: PolicyKind, value: Value, path: str, reading: _Reading) -> Polic
     except UnknownPolicyError as error:
         reading.problems.append(Problem(named.line, named.column, path, str(error)))
         return None
-    is_own = factory in BUILTIN[kind].values()
+    is_builtin = factory in BUILTIN[kind].values()
     given_options = {entry.key: entry.value.plain for entry in options}
-    values, wrong = check_options(factory, given_options, None if is_own else reading.code)
+    values, wrong = check_options(factory, given_options, None if is_builtin else reading.code)
     where = path.removesuffix(".policy")
     reading.patterns.extend(patterns_in(factory, options, where))
     before = len(reading.problems)

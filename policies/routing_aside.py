@@ -8,6 +8,7 @@ is thrown away.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -88,11 +89,11 @@ class AsideRouting:
 
         self._asked = asked
         self._questions.put(answer)
-        try:
+        with contextlib.suppress(TimeoutError):
             return asked.result(self._deadline_s)
-        except TimeoutError:
-            if asked.done():
-                raise
+        if asked.done():
+            # It chose just now, or has raised a `TimeoutError` of its own.
+            return asked.result()
         self._late_s = time.monotonic()
         timer = threading.Timer(self._ends_s, endable.end)
         timer.daemon = True

@@ -49,13 +49,15 @@ class UserCode:
 
         Raises:
             LateError: It has not come back in time; it goes on by itself.
+            RuntimeError: No more threads can be started; it has not run, and may be tried again.
             BaseException: What it raised.
         """
         with _lock:
             piece = _running.get(name)
             if piece is None:
-                piece = _running[name] = _Piece(name, work)
+                piece = _Piece(name, work)
                 piece.start()
+                _running[name] = piece
         if not piece.over.wait(max(_LEAST_S, self._until_s - time.monotonic())):
             self.is_late = True
             raise LateError(f"has not come back in {self.limit_s:g} s, and goes on by itself")

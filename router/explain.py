@@ -1,7 +1,7 @@
 """Why a request went where it went, and why its tokens were computed: kept for a while.
 
-Covers making the record of a request when it is over, and keeping the latest ones for all routers. Does not cover the shape (`pie.router.api.explained`) or the reasons
-(`pie.router.misses`).
+Covers making the record of a request when it is over, and keeping the latest ones for all routers. Does not cover
+the shape (`pie.router.api.explained`) or the reasons (`pie.router.misses`).
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 import gc
 import logging
 import threading
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
@@ -139,6 +140,47 @@ def test_its_thread_ends_with_it() -> None:
     gc.collect()
     thread.join(LONG_S)
     assert not thread.is_alive()
+
+
+def watching() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "pie-policy-watch"]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + LONG_S
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def late(one: AsidePolicy, policy: Newest) -> None:
+    """Let a question be answered after its deadline."""
+    policy.gate.clear()
+    with pytest.raises(PolicyStalledError, match="in 1 ms"):
+        one.victims(1, 0.0)
+    policy.gate.set()
+    until(lambda: not one._desk._is_busy)
+
+
+def test_one_that_is_late_again_and_again_is_watched_by_one_thread(policy: Newest) -> None:
+    before = set(threading.enumerate())
+    one = AsidePolicy(policy, ends_s=LONG_S)
+    one.stored(view(1), 0.0)
+    for _ in range(20):
+        late(one, policy)
+    assert len(set(threading.enumerate()) - before) == 2
+    assert len(watching()) == 1
+    del one
+    gc.collect()
+    until(lambda: not watching())
+
+
+def test_one_that_has_answered_is_watched_no_more(policy: Newest) -> None:
+    one = AsidePolicy(policy, ends_s=0.5)
+    one.stored(view(1), 0.0)
+    late(one, policy)
+    until(lambda: not watching())
+    assert not one._desk._is_watched
 
 
 def test_only_users_policies_are_put_aside() -> None:

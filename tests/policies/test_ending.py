@@ -72,9 +72,9 @@ class Loops(LruRetention):
         return ()
 
 
-def aside_of(policy: Loops) -> tuple[AsidePolicy, threading.Thread]:
+def aside_of(policy: Loops, ends_s: float = 0.1) -> tuple[AsidePolicy, threading.Thread]:
     before = set(threading.enumerate())
-    one = AsidePolicy(policy, ends_s=0.1)
+    one = AsidePolicy(policy, ends_s=ends_s)
     (thread,) = set(threading.enumerate()) - before
     return one, thread
 
@@ -92,6 +92,23 @@ def test_a_question_that_is_never_answered_ends_and_is_not_put_again() -> None:
     thread.join(LONG_S)
     assert not thread.is_alive()
     assert ask(one) == "Loops had not come back in 0.1 s, was ended, and is not asked again"
+
+
+class LoopsAfterEvents(Loops):
+    """Takes some time for an event, and for ever for a question."""
+
+    def stored(self, page: PageView, now_s: float) -> None:
+        super().stored(page, now_s)
+        time.sleep(0.3)
+
+
+def test_a_question_that_begins_late_and_is_never_answered_ends_too() -> None:
+    one, thread = aside_of(LoopsAfterEvents("victims"), ends_s=0.5)
+    one.stored(view(1), 0.0)
+    assert "has not answered in 1 ms" in ask(one)
+    thread.join(LONG_S)
+    assert not thread.is_alive()
+    assert "was ended, and is not asked again" in ask(one)
 
 
 def test_an_event_that_is_never_over_ends_at_a_later_one() -> None:

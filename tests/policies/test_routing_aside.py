@@ -6,10 +6,12 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
 import pytest
 
 from pie.page.events import PlaceId
+from pie.policies import routing_aside
 from pie.policies.errors import PolicyStalledError
 from pie.policies.loader import load_policies
 from pie.policies.routing import Choice, RequestView, RoutingPolicy, WorkerView
@@ -87,6 +89,23 @@ def test_one_that_hangs_is_asked_once_and_again_when_it_has_come_back() -> None:
             return False
 
     until(is_back)
+
+
+class JustTooLate(Future[Choice]):
+    """Is settled after a wait for it has timed out, and before anybody looks again."""
+
+    def result(self, timeout: float | None = None) -> Choice:
+        if timeout is None:
+            return super().result()
+        self.exception(LONG_S)
+        raise TimeoutError
+
+
+def test_a_choice_that_comes_at_the_deadline_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routing_aside, "Future", JustTooLate)
+    one = AsideRouting(Does(lambda: None))
+    for _ in range(2):
+        assert one.choose(REQUEST, ()) is MINE
 
 
 def test_one_that_was_late_is_left_alone_for_a_while() -> None:

@@ -14,6 +14,7 @@ import pytest
 from pie.policies import user_code
 from pie.policies.errors import PolicyFileError, PolicyLateError
 from pie.policies.loader import load_policies
+from pie.policies.user_code import UserCode
 
 SLOW = """
 import time
@@ -119,6 +120,19 @@ def test_every_module_that_is_late_is_told(folder: Path) -> None:
     with pytest.raises(PolicyLateError) as caught:
         load_policies(f"cluster: {{migration: [{several}]}}", name="p", folder=folder)
     assert len(caught.value.problems) == 3
+
+
+def test_what_no_thread_could_be_started_for_runs_the_next_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        with pytest.raises(RuntimeError, match="new thread"):
+            UserCode(0.3).run("piece", lambda: 1)
+    assert UserCode(30.0).run("piece", lambda: 2) == 2
 
 
 def test_what_is_wrong_for_good_is_not_late(folder: Path) -> None:
