@@ -1,9 +1,9 @@
 """Cluster policies at work: one router of all asks them, once a second, and orders what they want.
 
 Covers the lease that says which router that is, the rounds, what routers tell each other in them, and writing
-orders and events to Redis. Does not
-cover what policies are shown (`pie.router.overview`), what is decided (`pie.policies`), orders on their way
-(`pie.router.ordering`) or how places carry them out (`pie.pool.migration`, `pie.worker.orders`).
+orders and events to Redis. Does not cover what policies are shown (`pie.router.overview`), what is decided
+(`pie.policies`), orders on their way (`pie.router.ordering`) or how places carry them out (`pie.pool.migration`,
+`pie.worker.orders`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import TypeVar
 
 from pie.index.errors import PageIndexError
 from pie.index.lease import Lease
@@ -49,6 +51,10 @@ _MOST_UNLOGGED = 1_000
 _HINTED_AGAIN_S = 10.0
 _HINTED_S = 30.0
 """A hint that was read from Redis so long ago is shown no more."""
+_GIVES_BACK_S = 10.0
+"""How long closing waits for what is being asked of Redis, and for giving back after it."""
+
+T = TypeVar("T")
 
 
 class Conductor:
@@ -80,6 +86,8 @@ class Conductor:
         self._orders = Orders(url, settings)
         self._lease = Lease(url, "policies", name, ttl_s=_LEASE_S, settings=settings)
         self._views = RedisRouterViews(url, name, settings)
+        # One thread, so that what a cancelled round has begun is over before the next call begins, whichever it is.
+        self._thread = ThreadPoolExecutor(1, "pie-conductor")
         self._has_told = False
         self._overview = overview
         self._prefixes = policies.prefixes
@@ -124,7 +132,20 @@ class Conductor:
             await end([self._task])
         await self._ordering.close()
         self._note(self._ordering.take_told())
-        await asyncio.to_thread(self._give_back)
+        giving_back = asyncio.ensure_future(self._call(self._give_back))
+        _, late = await asyncio.wait([giving_back], timeout=_GIVES_BACK_S)
+        if late:
+            log.warning(
+                "the lease of cluster policies is not given back in %g s; it is once Redis has answered",
+                _GIVES_BACK_S,
+            )
+        else:
+            giving_back.result()
+        self._thread.shutdown(wait=False)
+
+    async def _call(self, work: Callable[..., T], *args: object) -> T:
+        """Do what asks Redis on the thread for that, after what is being done there."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
 
     def _give_back(self) -> None:
         try:
@@ -156,15 +177,15 @@ class Conductor:
 
     async def _round(self) -> None:
         led_s = time.monotonic()
-        self.leads = await asyncio.to_thread(self._lease.keep) is None
-        told = await asyncio.to_thread(self._orders.wanted)
+        self.leads = await self._call(self._lease.keep) is None
+        told = await self._call(self._orders.wanted)
         self._show({model: _wanted(one) for model, one in told.items()})
         if not self.leads:
             await self._tell()
             await self._log()
             return
         await self._hear()
-        table = await asyncio.to_thread(self._orders.table)
+        table = await self._call(self._orders.table)
         before, now_s = table.by_key(), time.monotonic()
         manager, aside = self._manager, self._aside
         manager.inherit(before)
@@ -214,7 +235,7 @@ class Conductor:
         if after == table.by_key() and not stale:
             return True
         changed = CopiesTable(table.seq + 1, {group.hex(): n for group, n in after.items()})
-        if not await asyncio.to_thread(self._orders.set_table, changed, table):
+        if not await self._call(self._orders.set_table, changed, table):
             log.warning("another router has set copies meanwhile; nothing comes of this round")
             return False
         self._set_s = now_s
@@ -230,7 +251,7 @@ class Conductor:
             model: WantedWorkers(one.workers, one.reason, one.policy)
             for model, one in wanted.items()
         }
-        await asyncio.to_thread(self._orders.set_wanted, told)
+        await self._call(self._orders.set_wanted, told)
 
     def _show(self, wanted: Mapping[str, Wanted]) -> None:
         self._wanted, self._wanted_s = wanted, time.monotonic()
@@ -239,15 +260,15 @@ class Conductor:
         """Tell the router that leads what this one sees, and hear which conversations it has moved."""
         now_s = time.monotonic()
         self._has_told = True
-        for move in await asyncio.to_thread(self._views.tell, self._overview.seen(now_s)):
+        for move in await self._call(self._views.tell, self._overview.seen(now_s)):
             self._overview.conversations.move(move.tag, move.place, now_s)
 
     async def _hear(self) -> None:
         """Hear what the other routers see; nobody looks at it meanwhile."""
         if self._has_told:
-            await asyncio.to_thread(self._views.withdraw)
+            await self._call(self._views.withdraw)
             self._has_told = False
-        await asyncio.to_thread(self._learn)
+        await self._call(self._learn)
 
     def _learn(self) -> None:
         self._overview.elsewhere.learn(self._views.others(), time.monotonic())
@@ -261,7 +282,7 @@ class Conductor:
                 moves.append(Move(order.session, order.place))
             else:
                 self._ordering.send(given)
-        await asyncio.to_thread(self._views.move, moves)
+        await self._call(self._views.move, moves)
 
     def _note(self, events: Sequence[ClusterEvent]) -> None:
         """Count events, and keep them until they are logged."""
@@ -274,7 +295,7 @@ class Conductor:
         self._note(self._ordering.take_told())
         if not self._unlogged:
             return
-        await asyncio.to_thread(self._orders.log, list(self._unlogged))
+        await self._call(self._orders.log, list(self._unlogged))
         self._unlogged.clear()
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
 
+from pie.index.lease import Lease
 from pie.index.mirror import Mirror
 from pie.index.orders import CopiesTable, LoggedEvent, Orders
 from pie.index.server import EmbeddedServer
@@ -150,6 +152,67 @@ async def test_closing_ends_where_a_cancellation_is_lost(index_settings: IndexSe
     async with asyncio.timeout(20):
         async with conducting(index_settings, overview):
             await until(lambda: overview.looks == 1)
+
+
+async def test_the_lease_is_given_back_after_what_a_cancelled_round_has_begun(
+    index_settings: IndexSettings,
+) -> None:
+    began, go_on, seen = threading.Event(), threading.Event(), list[str]()
+    async with conducting(index_settings, Paused()) as conductor:
+        lease = conductor._lease
+        keep, give_back = lease.keep, lease.give_back
+
+        def slow_keep() -> str | None:
+            began.set()
+            go_on.wait(60)
+            other = keep()
+            seen.append("kept")
+            return other
+
+        def told_give_back() -> None:
+            seen.append("given back")
+            give_back()
+
+        lease.keep, lease.give_back = slow_keep, told_give_back  # type: ignore[method-assign]
+        await until(began.is_set)
+        closing = asyncio.create_task(conductor.close())
+        try:
+            # As long as Redis does not answer nothing else is asked of it.
+            await asyncio.wait([closing], timeout=0.5)
+            assert seen == []
+        finally:
+            go_on.set()
+        await closing
+        assert seen == ["kept", "given back"]
+        conductor.close = closed  # type: ignore[method-assign]
+    other = Lease(index_settings.url, "policies", "b", settings=index_settings)
+    assert other.keep() is None
+    other.give_back()
+
+
+async def closed() -> None:
+    """Close a conductor that is closed already."""
+
+
+async def test_closing_ends_where_redis_does_not_answer(
+    index_settings: IndexSettings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "_GIVES_BACK_S", 0.1)
+    began, go_on, over = threading.Event(), threading.Event(), threading.Event()
+    async with conducting(index_settings, Paused()) as conductor:
+
+        def keep() -> str | None:
+            began.set()
+            go_on.wait(60)
+            return None
+
+        conductor._lease.keep = keep  # type: ignore[method-assign]
+        await until(began.is_set)
+    assert "is not given back in 0.1 s" in caplog.text
+    close = conductor._orders.close
+    conductor._orders.close = lambda: (close(), over.set())[0]  # type: ignore[method-assign,func-returns-value]
+    go_on.set()
+    await until(over.is_set)
 
 
 class Told(Ordering):
