@@ -67,15 +67,15 @@ class Commons:
     Args:
         url: Redis.
         settings: Key prefix.
-        answer_s: Longest wait for an answer.
+        answer_s: Longest wait for an answer; `ANSWER_S` where nothing is said.
     """
 
     def __init__(
-        self, url: str, settings: IndexSettings | None = None, answer_s: float = ANSWER_S
+        self, url: str, settings: IndexSettings | None = None, answer_s: float | None = None
     ) -> None:
         settings = settings or IndexSettings()
         self._client = make_async_client(url)
-        self._answer_s = answer_s
+        self._answer_s = ANSWER_S if answer_s is None else answer_s
         self._trouble = Trouble(log)
         self._scripts: dict[str, AsyncScript] = {}
         self._calls = asyncio.Semaphore(_AT_ONCE)

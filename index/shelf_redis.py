@@ -7,11 +7,14 @@ Covers the scripts and their answers. Does not cover what is meant by them (`pie
     <prefix>:{shelf:<shelf>}:order    sorted set: name → when it was put, or used, in Redis's milliseconds
     <prefix>:{shelf:<shelf>}:bytes    string: what all entries take
 
-All three expire together, when no entry is left that could be young enough.
+Old entries are removed a few at a time, by `put` and by `trim`, which each router calls now and then: to let a
+hundred thousand go at once keeps Redis busy for some 50 ms. All three keys expire together an hour after the last
+entry could be young enough, where no router is left to remove them.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from typing import cast
 
@@ -20,9 +23,17 @@ from pie.index.shelf import ENTRY_BYTES, Latest, ShelfLimits, entry_bytes
 
 MOST_VALUE_BYTES = 4 << 20
 """Redis works on a larger one for longer than it may keep others waiting."""
+LINGER_S = 3600.0
+"""How much longer than a value may be kept the keys are there, for routers to remove what is old in steps."""
 _MOST_AT_ONCE = 64
 _BATCH_BYTES = 1 << 20
 _MOST_ROUNDS = 64
+_MOST_FORGOTTEN = 128
+"""Two milliseconds of Redis, at 17 µs each."""
+_PAUSE_S = 0.005
+"""Others have their turn, and Redis time to give memory back."""
+_FORGOTTEN_BYTES = 4 << 20
+"""Redis gives a megabyte back to the system in some 50 µs."""
 
 _BEGIN = (
     NOW
@@ -55,26 +66,31 @@ _PUT = (
     _BEGIN
     + _DROP
     + """
--- ARGV bytes of an entry, ttl ms, most, bytes of all, then names and values
+-- ARGV bytes of an entry, ttl ms, most, bytes of all, ms that keys are there, how many and how many bytes may be
+--      forgotten in a step, then names and values
 local ttl, most, budget = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local rounds, step = tonumber(ARGV[6]), tonumber(ARGV[7])
 local bytes = tonumber(redis.call('GET', KEYS[3]) or '0') or 0
-for i = 5, #ARGV, 2 do
+for i = 8, #ARGV, 2 do
   bytes = drop(ARGV[i], bytes) + #ARGV[i] + #ARGV[i + 1] + tonumber(ARGV[1])
   redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1])
   redis.call('ZADD', KEYS[2], now, ARGV[i])
 end
-local more = 0
-for round = 1, 256 do
+local more, begun = 0, bytes
+for round = 1, rounds do
   local first = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
   if not first[1] then break end
   local count = redis.call('ZCARD', KEYS[2])
   if tonumber(first[2]) + ttl > now and count <= most and bytes <= budget then break end
   bytes = drop(first[1], bytes)
-  if round == 256 then more = 1 end
+  if round == rounds or begun - bytes >= step then
+    more = 1
+    break
+  end
 end
 if redis.call('ZCARD', KEYS[2]) > 0 then
   redis.call('SET', KEYS[3], string.format('%d', bytes))
-  for i = 1, 3 do redis.call('PEXPIRE', KEYS[i], ARGV[2]) end
+  for i = 1, 3 do redis.call('PEXPIRE', KEYS[i], ARGV[5]) end
 else redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[3]) end
 return more
 """
@@ -83,12 +99,12 @@ return more
 _GET = (
     _BEGIN
     + """
--- ARGV name, ttl ms, whether use counts
+-- ARGV name, ttl ms, whether use counts, ms that keys are there
 local at = redis.call('ZSCORE', KEYS[2], ARGV[1])
 if not at or tonumber(at) + tonumber(ARGV[2]) <= now then return false end
 if ARGV[3] == '1' then
   redis.call('ZADD', KEYS[2], now, ARGV[1])
-  for i = 1, 3 do redis.call('PEXPIRE', KEYS[i], ARGV[2]) end
+  for i = 1, 3 do redis.call('PEXPIRE', KEYS[i], ARGV[4]) end
 end
 return redis.call('HGET', KEYS[1], ARGV[1])
 """
@@ -121,28 +137,42 @@ class RedisShelf:
 
     async def put(self, values: Sequence[tuple[str, bytes]]) -> None:
         """Do as `Shelf.put` says."""
-        limits = self._limits
-        if not limits.most:
+        if not self._limits.most:
             return
-        head: list[Argument] = [
+        for some in _batches([one for one in values if entry_bytes(*one) <= self._most_bytes]):
+            if await self._step([part for one in some for part in one]):
+                await self.trim()
+
+    async def trim(self) -> None:
+        """Remove what is old, or more than is kept: some thousand values at most.
+
+        Raises:
+            PageIndexError: Nobody knows.
+        """
+        for _ in range(_MOST_ROUNDS):
+            if not await self._step([]):
+                return
+            await asyncio.sleep(_PAUSE_S)
+
+    async def _step(self, values: Sequence[str | bytes]) -> bool:
+        """Put names and values, and forget some; say whether there is more to forget."""
+        limits = self._limits
+        args: list[Argument] = [
             ENTRY_BYTES,
             int(limits.ttl_s * 1000),
             limits.most,
             limits.budget_bytes,
+            self._there_ms,
+            _MOST_FORGOTTEN,
+            _FORGOTTEN_BYTES,
+            *values,
         ]
-        for some in _batches([one for one in values if entry_bytes(*one) <= self._most_bytes]):
-            args: list[Argument] = [*head]
-            for name, value in some:
-                args += (name, value)
-            for _ in range(_MOST_ROUNDS):
-                if not await self._commons.call(_PUT, self._keys, args):
-                    break
-                # There were more to forget than may be in one step.
-                args = [*head]
+        return bool(await self._commons.call(_PUT, self._keys, args))
 
     async def get(self, name: str) -> bytes | None:
         """Do as `Shelf.get` says."""
-        args: list[Argument] = [name, int(self._limits.ttl_s * 1000), int(self._limits.by_use)]
+        ttl_ms, by_use = int(self._limits.ttl_s * 1000), int(self._limits.by_use)
+        args: list[Argument] = [name, ttl_ms, by_use, self._there_ms]
         return cast(bytes | None, await self._commons.call(_GET, self._keys, args))
 
     async def latest(self, most: int) -> Latest:
@@ -150,6 +180,10 @@ class RedisShelf:
         said = await self._commons.call(_LATEST, self._keys, [most])
         names, count, used_bytes = cast(tuple[list[bytes], int, int], said)
         return Latest([name.decode(errors="replace") for name in names], count, used_bytes)
+
+    @property
+    def _there_ms(self) -> int:
+        return int((self._limits.ttl_s + LINGER_S) * 1000)
 
     @property
     def _most_bytes(self) -> int:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Awaitable, Callable, Iterable, Set
 
 from pie.index.allowance import (
     HOLD_S,
@@ -91,10 +91,13 @@ class DividedAllowances:
 class QuotaKeeper:
     """Says of all quotas what is in flight, as long as there is some, and how many routers there are.
 
+    What is old of what routers share is removed as often.
+
     Args:
         commons: What routers share.
         allowances: Told how many routers there are.
         quotas: Returns those that there are now.
+        trim: Removes what is old.
     """
 
     def __init__(
@@ -102,10 +105,12 @@ class QuotaKeeper:
         commons: Commons,
         allowances: DividedAllowances,
         quotas: Callable[[], Iterable[Quota]],
+        trim: Callable[[], Awaitable[None]],
     ) -> None:
         self._commons = commons
         self._allowances = allowances
         self._quotas = quotas
+        self._trim = trim
         self._task: asyncio.Task[None] | None = None
         self._closed = False
         self._wake = asyncio.Event()
@@ -154,3 +159,4 @@ class QuotaKeeper:
         for quota in quotas:
             if not quota.is_settled or quota.name in self._allowances.divided:
                 await quota.settle()
+        await self._trim()

@@ -183,7 +183,9 @@ class RouterService:
             commons=sharing.commons,
         )
         access = self._access = Access(settings, sharing.allowances)
-        self.quotas = QuotaKeeper(sharing.commons, sharing.allowances, lambda: access.quotas)
+        self.quotas = QuotaKeeper(
+            sharing.commons, sharing.allowances, lambda: access.quotas, sharing.trim
+        )
         app = RouterApp(
             settings,
             catalog=self._catalog,

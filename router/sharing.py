@@ -47,6 +47,7 @@ class Sharing:
         on_untold: Callable[[int], object],
     ) -> None:
         self._secret = secret
+        self._shelves: list[RedisShelf] = []
         self.commons = Commons(index_url, index)
         self.allowances = DividedAllowances(RedisAllowances(self.commons), routers)
         told = ShelfLimits(
@@ -62,6 +63,15 @@ class Sharing:
             retry_after_s=settings.retry_after_s,
         )
 
+    async def trim(self) -> None:
+        """Have Redis forget what is old.
+
+        Raises:
+            PageIndexError: It does not, or not now.
+        """
+        for shelf in self._shelves:
+            await shelf.trim()
+
     async def close(self) -> None:
         """Tell others what they were not told yet, if that can be done soon, and let go."""
         await self.explained.close()
@@ -70,4 +80,6 @@ class Sharing:
     def _shelf(self, name: str, limits: ShelfLimits) -> Shelf | None:
         if self._secret is None or not limits.most:
             return None
-        return SealedShelf(RedisShelf(self.commons, name, limits), name, self._secret)
+        shelf = RedisShelf(self.commons, name, limits)
+        self._shelves.append(shelf)
+        return SealedShelf(shelf, name, self._secret)

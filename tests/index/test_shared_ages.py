@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from pie.index.client import make_client
 from pie.index.commons import NOW, Argument, Commons
 from pie.index.settings import IndexSettings
 from pie.index.shelf import ShelfLimits
-from pie.index.shelf_redis import RedisShelf
+from pie.index.shelf_redis import LINGER_S, RedisShelf
 from tests.support.redis_server import index_settings, redis_server, redis_url
 
 __all__ = ["index_settings", "redis_server", "redis_url"]
@@ -24,11 +25,14 @@ class Timed(Commons):
     """Scripts find the time that the test says; what Redis lets expire by itself it does by its own clock."""
 
     now_s = 1e9
+    on_answer: Callable[[], object] = staticmethod(lambda: None)
 
     async def _call(self, script: str, keys: Sequence[str], args: Sequence[Argument]) -> object:
         assert NOW in script
         script = script.replace(NOW, "local now = tonumber(table.remove(ARGV))")
-        return await super()._call(script, keys, [*args, int(Timed.now_s * 1000)])
+        answer = await super()._call(script, keys, [*args, int(Timed.now_s * 1000)])
+        self.on_answer()
+        return answer
 
 
 @asynccontextmanager
@@ -72,6 +76,28 @@ async def test_what_is_old_is_removed_when_more_is_put(index_settings: IndexSett
         latest = await shelf.latest(9)
         assert (latest.names, latest.count, latest.used_bytes) == (["c", "b"], 2, 2 * 302)
         assert await shelf.get("b") == b"2"
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "most_at_once"), [(1_000, 10, 128), (24, 1 << 20, 5)], ids=["many", "large"]
+)
+async def test_what_is_old_is_removed_in_steps_before_it_expires(
+    index_settings: IndexSettings, count: int, size: int, most_at_once: int
+) -> None:
+    client: Any
+    values = f"{index_settings.key_prefix}:{{shelf:s}}:values"
+    async with timed(index_settings) as (commons,):
+        shelf = RedisShelf(commons, "s", ShelfLimits(10_000, 1 << 30, 60.0))
+        await shelf.put([(f"{at:04}", b"x" * size) for at in range(count)])
+        Timed.now_s += 60
+        with make_client(index_settings.url, index_settings) as client:
+            assert client.pttl(values) > LINGER_S * 1000
+            left = [count]
+            commons.on_answer = lambda: left.append(client.hlen(values))
+            await shelf.trim()
+            assert left[-1] == 0
+            assert max(more - less for more, less in pairwise(left)) <= most_at_once
+            assert not client.keys(f"{index_settings.key_prefix}:{{shelf:s}}:*")
 
 
 async def test_sequences_of_a_router_that_died_count_for_half_a_minute(
