@@ -102,6 +102,7 @@ def problems(config: PieConfig) -> list[str]:
         *_router(config.router),
         *_ports(config),
         *_memory(config),
+        *_shelves(config),
     ]
 
 
@@ -379,6 +380,20 @@ def _memory(config: PieConfig) -> Iterator[str]:
             f"the page budgets need {wanted / 2**30:.1f} GiB and {free / 2**30:.1f} GiB of memory "
             "are free: lower model.device_kv_budget, model.host_kv_budget, pool.ram_budget or "
             "cluster.workers"
+        )
+
+
+def _shelves(config: PieConfig) -> Iterator[str]:
+    """Look whether what routers keep leaves places room to say what they hold."""
+    if config.index.url:
+        return  # How large that Redis is, is its owner's to say.
+    router, budget = config.router, config.index.memory_budget
+    kept = router.responses_bytes + router.explained_bytes
+    if kept > budget // 2:
+        yield (
+            f"router.responses_bytes and router.explained_bytes are {kept / 2**20:.1f} MiB together, more than half "
+            f"of index.memory_budget ({budget / 2**20:.1f} MiB), which places need too: lower them, or raise that to "
+            f"{2 * kept / 2**20:.1f} MiB"
         )
 
 

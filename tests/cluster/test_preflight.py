@@ -248,6 +248,20 @@ def test_what_is_wrong_with_a_bucket_is_one_sentence(
     assert problem.startswith(sentence)
 
 
+def test_shelves_that_would_leave_places_no_room_are_one_sentence(tmp_path: Path) -> None:
+    full = {"ROUTER__RESPONSES_BYTES": "448MiB", "ROUTER__EXPLAINED_BYTES": "64MiB"}
+    assert not preflight.problems(config(tmp_path, **full))
+    more = full | {"ROUTER__RESPONSES_BYTES": "1TiB"}
+    (problem,) = preflight.problems(config(tmp_path, **more))
+    assert problem.startswith(
+        "router.responses_bytes and router.explained_bytes are 1048640.0 MiB together"
+    )
+    (problem,) = preflight.problems(config(tmp_path, INDEX__MEMORY_BUDGET="255MiB"))
+    assert problem.endswith("lower them, or raise that to 256.0 MiB")
+    own = preflight.problems(config(tmp_path, INDEX__URL="redis://127.0.0.1:1", **more))
+    assert not [one for one in own if "responses_bytes" in one]
+
+
 @pytest.mark.live
 def test_credentials_that_do_not_fit_are_one_sentence(
     tmp_path: Path, s3_server: LocalS3, monkeypatch: pytest.MonkeyPatch
