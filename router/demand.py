@@ -2,6 +2,9 @@
 
 Covers counting with decay, bounded. Pure. Does not cover what is done with it
 (`pie.router.conductor`). A prompt is a use of each group that it fills to the end of a page.
+
+Which groups are hottest is known without a look at all of them. Time changes no order, and a group grows hotter by its
+uses alone: so only those that were hottest before, none of which is forgotten, and those used since can be now.
 """
 
 from __future__ import annotations
@@ -18,6 +21,9 @@ from pie.page.key import PageKey
 _GROUP_PAGES = 32
 """As the pool shares pages out (`pie.pool.placement`), which a router does not import."""
 _MOST_GROUPS = 65_536
+_MOST_HOTTEST = 256
+_MOST_SINCE = 2_048
+"""Groups used since the hottest were told apart last: doing so among them takes a millisecond."""
 _MOST_OF_A_PROMPT = 64
 """Groups of one prompt that are counted: 32,768 tokens at 16 a page."""
 _HALF_S = 5.0
@@ -42,21 +48,44 @@ class Holder:
 
 
 class Demand:
-    """Uses of groups, the latest used one last."""
+    """Uses of groups.
 
-    def __init__(self) -> None:
-        self._heat: dict[PageKey, float] = {}
+    Args:
+        most_groups: Groups that are remembered, the latest used ones and the hottest; `_MOST_GROUPS` where None.
+        most_hottest: Groups that are told as the hottest, fewer than are remembered.
+        most_since: Groups used one after another that are kept apart.
+    """
+
+    def __init__(
+        self,
+        *,
+        most_groups: int | None = None,
+        most_hottest: int = _MOST_HOTTEST,
+        most_since: int = _MOST_SINCE,
+    ) -> None:
+        self._most_groups = _MOST_GROUPS if most_groups is None else most_groups
+        self._most_hottest = most_hottest
+        self._most_since = most_since
+        self._heat: OrderedDict[PageKey, float] = OrderedDict()
         """The logarithm of uses as they would have counted at the time 0: who is before whom stays so as time goes by."""
+        self._hottest: dict[PageKey, None] = {}
+        """The hottest ones when that was last looked at, in order."""
+        self._since: dict[PageKey, None] = {}
+        """Those used since, the latest used one last."""
         self._holders: OrderedDict[PageKey, Holder] = OrderedDict()
 
     def used(self, keys: Sequence[PageKey], now_s: float) -> None:
         """Learn of a prompt with these pages."""
         for group in islice(keys[::_GROUP_PAGES], _MOST_OF_A_PROMPT):
             uses = self._uses(group, now_s) + 1.0
-            self._heat.pop(group, None)
             self._heat[group] = math.log(uses) + _RATE * now_s
-        while len(self._heat) > _MOST_GROUPS:
-            del self._heat[next(iter(self._heat))]
+            self._heat.move_to_end(group)
+            self._since.pop(group, None)
+            self._since[group] = None
+        while len(self._heat) > self._most_groups:
+            self._forget()
+        if len(self._since) >= self._most_since:
+            self._tell_apart()
 
     def held_by(
         self,
@@ -87,9 +116,26 @@ class Demand:
         """Return how often a group is used."""
         return self._uses(group, now_s) * _RATE
 
-    def hottest(self, most: int) -> list[PageKey]:
-        """Return the groups that are used most."""
-        return heapq.nlargest(most, self._heat, key=self._heat.__getitem__)
+    def hottest(self) -> list[PageKey]:
+        """Return the groups that are used most, `most_hottest` of them, in order."""
+        self._tell_apart()
+        return list(self._hottest)
+
+    def _tell_apart(self) -> None:
+        if not self._since:
+            return
+        before = (group for group in self._hottest if group not in self._since)
+        hottest = heapq.nlargest(
+            self._most_hottest, [*before, *self._since], key=self._heat.__getitem__
+        )
+        self._hottest, self._since = dict.fromkeys(hottest), {}
+
+    def _forget(self) -> None:
+        """Forget the group that was used longest ago; the hottest ones get another turn."""
+        while (group := next(iter(self._heat))) in self._hottest:
+            self._heat.move_to_end(group)
+        del self._heat[group]
+        self._since.pop(group, None)
 
     def _uses(self, group: PageKey, now_s: float) -> float:
         """Return uses, faded."""

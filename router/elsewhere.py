@@ -7,7 +7,8 @@ Does not cover how routers tell each other (`pie.index.router_views`) or what po
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import heapq
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pie.index.router_views import (
@@ -24,6 +25,8 @@ from pie.router.demand import Demand, Holder
 
 _LEAST_USES_PER_S = 0.01
 """Less than one prompt in a minute and a half is not told."""
+_AT_ONCE = 256
+"""Conversations that are gone through before others may have their turn: half a millisecond."""
 
 
 @dataclass(eq=False, slots=True)
@@ -41,6 +44,7 @@ class Elsewhere:
         self._uses: dict[PageKey, float] = {}
         self._holders: dict[PageKey, Holder] = {}
         self._conversations: list[Told] = []
+        """The one used last in front."""
         self._all = Conversations()
         """Those of all routers, this one's too, each once."""
 
@@ -59,7 +63,7 @@ class Elsewhere:
                     self._holders[group] = Holder(
                         one.chain, one.model_root, one.tenant_tag, one.session_tag
                     )
-        self._conversations = [
+        conversations = (
             Told(
                 one.place,
                 one.came_from,
@@ -74,7 +78,8 @@ class Elsewhere:
             )
             for view in views.values()
             for one in view.sessions
-        ]
+        )
+        self._conversations = sorted(conversations, key=_latest_first)
 
     @property
     def groups(self) -> Iterable[PageKey]:
@@ -89,8 +94,10 @@ class Elsewhere:
         """Return a prompt elsewhere that holds a group, where that is known."""
         return self._holders.get(group)
 
-    def with_own(self, own: Iterable[Conversation], most: int) -> list[Conversation]:
-        """Return conversations of all routers, the one used last in front.
+    def with_own(
+        self, own: Iterable[Conversation], most: int
+    ) -> Generator[None, None, list[Conversation]]:
+        """Return conversations of all routers, the one used last in front; yield wherever others may have their turn.
 
         Of one that several routers know the one that had it last is right, and where it was before is what another
         one says.
@@ -98,7 +105,10 @@ class Elsewhere:
         if not self._conversations:
             return list(own)[:most]
         latest: dict[str, Conversation] = {}
-        for one in sorted([*own, *self._conversations], key=lambda one: -one.used_s):
+        mine = sorted(own, key=_latest_first)
+        for number, one in enumerate(heapq.merge(mine, self._conversations, key=_latest_first)):
+            if number % _AT_ONCE == 0:
+                yield
             newer = latest.get(one.tag)
             if newer is None:
                 latest[one.tag] = one
@@ -117,6 +127,10 @@ class Elsewhere:
             return 0
         told = one.shared if isinstance(one, Told) else 0
         return max(told, self._all.shared_pages(one))
+
+
+def _latest_first(one: Conversation) -> float:
+    return -one.used_s
 
 
 def seen(demand: Demand, conversations: Conversations, now_s: float) -> RouterView:
@@ -144,7 +158,7 @@ def seen(demand: Demand, conversations: Conversations, now_s: float) -> RouterVi
 def _groups(demand: Demand, now_s: float) -> Sequence[SeenGroup]:
     groups = []
     chains = 0
-    for group in demand.hottest(MOST_GROUPS):
+    for group in demand.hottest()[:MOST_GROUPS]:
         uses_per_s = demand.uses_per_s(group, now_s)
         if uses_per_s < _LEAST_USES_PER_S:
             break

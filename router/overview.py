@@ -6,11 +6,10 @@ policies (`pie.router.conductor`, and in simulation `pie.simulator.conductor`).
 
 from __future__ import annotations
 
-import asyncio
 import heapq
-import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, islice
 from typing import Protocol
 
 from pie.index.contract import IndexReader, PlaceRecord
@@ -20,11 +19,13 @@ from pie.page.key import PageKey
 from pie.policies.cluster_policy import ClusterView, GroupView, PlaceView, SessionView, Wanted
 from pie.policies.order_checks import HeldPages
 from pie.policies.routing import divisible
+from pie.policies.steps import at_once
 from pie.router.books import WorkerBooks
 from pie.router.choice import Runs
 from pie.router.conversations import Conversation, Conversations
 from pie.router.demand import Demand
 from pie.router.elsewhere import Elsewhere, seen
+from pie.router.pauses import in_turns
 from pie.router.rates import FleetRates
 
 _SHOWN_GROUPS = 256
@@ -32,8 +33,8 @@ _SHOWN_GROUPS = 256
 _HOLDERS_SHOWN = 32
 """Groups of which a policy is shown who has them: those used most."""
 _SHOWN_SESSIONS = 128
-_AT_ONCE_S = 0.002
-"""How long the event loop is kept at a time: looking up a long conversation takes a third of a millisecond."""
+_GROUPS_AT_ONCE = 512
+"""Groups that are gone through before others may have their turn: half a millisecond."""
 
 
 class Index(IndexReader, Protocol):
@@ -90,14 +91,7 @@ class Overview:
             now_s: Now, in seconds from anywhere.
             wanted: How many workers models should have, as was said last.
         """
-        looking = self._look(table, now_s, wanted or {})
-        while True:
-            try:
-                next(looking)
-            except StopIteration as looked:
-                view: ClusterView = looked.value
-                return view
-            await asyncio.sleep(0)
+        return await in_turns(self._look(table, now_s, wanted or {}))
 
     def view_at_once(
         self,
@@ -106,13 +100,7 @@ class Overview:
         wanted: Mapping[str, Wanted] | None = None,
     ) -> ClusterView:
         """Return the same, and let nobody else have a turn."""
-        looking = self._look(table, now_s, wanted or {})
-        while True:
-            try:
-                next(looking)
-            except StopIteration as looked:
-                view: ClusterView = looked.value
-                return view
+        return at_once(self._look(table, now_s, wanted or {}))
 
     def _look(
         self, table: Mapping[PageKey, int], now_s: float, wanted: Mapping[str, Wanted]
@@ -121,24 +109,36 @@ class Overview:
         records = list(self._index.places().values())
         nodes = [one for one in records if one.kind is PlaceKind.POOL and not one.draining]
         least = max((one.copies for one in nodes), default=1)
-        demand, elsewhere = self._demand, self.elsewhere
-        asked_for = dict.fromkeys([*table, *demand.hottest(_SHOWN_GROUPS), *elsewhere.groups])
-        uses = {
-            group: demand.uses_per_s(group, now_s) + elsewhere.uses_per_s(group)
-            for group in asked_for
-        }
-        hottest = heapq.nlargest(_SHOWN_GROUPS, uses, key=uses.__getitem__)
-        groups = [
-            self._group(group, uses[group], table.get(group, least))
-            for group in dict.fromkeys([*table, *hottest])
-        ]
+        uses, hottest = yield from self._uses(table, now_s)
+        groups = []
+        for some in _parts(dict.fromkeys([*table, *hottest])):
+            groups += [self._group(one, uses[one], table.get(one, least)) for one in some]
+            yield
         groups.sort(key=lambda one: -one.uses_per_s)
         groups[:_HOLDERS_SHOWN] = yield from self._with_workers(groups[:_HOLDERS_SHOWN])
         sessions = yield from self._sessions(now_s)
         books = self._books()
         rates = FleetRates(one.rates for one in books.values())
-        places = [self._place(record, books.get(record.place), rates) for record in records]
+        places = []
+        for record in records:
+            places.append(self._place(record, books.get(record.place), rates))
+            yield
         return ClusterView(len(nodes), least, groups, now_s, places, sessions, wanted)
+
+    def _uses(
+        self, table: Mapping[PageKey, int], now_s: float
+    ) -> Generator[None, None, tuple[Mapping[PageKey, float], Sequence[PageKey]]]:
+        """Return how often groups are used, and which ones most."""
+        demand, elsewhere = self._demand, self.elsewhere
+        uses: dict[PageKey, float] = {}
+        hottest: list[PageKey] = []
+        for some in _parts(chain(table, demand.hottest(), elsewhere.groups)):
+            more = [group for group in dict.fromkeys(some) if group not in uses]
+            for group in more:
+                uses[group] = demand.uses_per_s(group, now_s) + elsewhere.uses_per_s(group)
+            hottest = heapq.nlargest(_SHOWN_GROUPS, [*hottest, *more], key=uses.__getitem__)
+            yield
+        return uses, hottest
 
     def held(self, pages: Sequence[PageKey]) -> HeldPages:
         """Do as `pie.policies.order_checks.Holders` says."""
@@ -204,18 +204,13 @@ class Overview:
     def _sessions(self, now_s: float) -> Generator[None, None, list[SessionView]]:
         found = []
         own = self.conversations.latest(_SHOWN_SESSIONS)
-        shown = self.elsewhere.with_own(own, _SHOWN_SESSIONS)
-        since_s = time.monotonic()
+        shown = yield from self.elsewhere.with_own(own, _SHOWN_SESSIONS)
         for one in shown:
             self.elsewhere.note(one, now_s)
-            if time.monotonic() - since_s > _AT_ONCE_S:
-                yield
-                since_s = time.monotonic()
+            yield
         for one in shown:
             found.append(self._session(one, now_s))
-            if time.monotonic() - since_s > _AT_ONCE_S:
-                yield
-                since_s = time.monotonic()
+            yield
         return found
 
     def _session(self, one: Conversation, now_s: float) -> SessionView:
@@ -238,3 +233,10 @@ class Overview:
             one.root or b"",
             one.tenant_tag,
         )
+
+
+def _parts(groups: Iterable[PageKey]) -> Iterator[list[PageKey]]:
+    """Yield groups, so many at a time that others wait for them no longer than they may."""
+    left = iter(groups)
+    while some := list(islice(left, _GROUPS_AT_ONCE)):
+        yield some

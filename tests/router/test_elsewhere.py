@@ -11,7 +11,13 @@ import pytest
 from hypothesis import given, strategies as st
 
 from pie.index.mirror import Mirror
-from pie.index.router_views import MemoryRouterViews, Move
+from pie.index.router_views import (
+    MemoryRouterViews,
+    Move,
+    RouterView,
+    SeenGroup,
+    SeenSession,
+)
 from pie.page.events import PlaceId
 from pie.page.key import PageKey, RootKey
 from pie.policies.cluster_policy import (
@@ -204,6 +210,52 @@ def test_three_routers_are_as_one_that_sees_it_all(
     for group in found.groups:
         # What is asked for less than once in a minute and a half is not told.
         assert group.uses_per_s == pytest.approx(uses[group.group], abs=0.03)
+
+
+class Counted(Demand):
+    """Counts the groups that are looked at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks = 0
+
+    def uses_per_s(self, group: PageKey, now_s: float) -> float:
+        self.looks += 1
+        return super().uses_per_s(group, now_s)
+
+
+async def test_what_many_routers_see_is_gone_through_with_turns_for_others() -> None:
+    demand, known = Counted(), Conversations()
+    overview = Overview(Mirror(), dict, demand, known)
+
+    def keys(router: int) -> Iterable[PageKey]:
+        return (PageKey(bytes([router, at, *bytes(30)])) for at in range(256))
+
+    views = {
+        str(router): RouterView(
+            [SeenGroup(key, float(router * 256 + at)) for at, key in enumerate(keys(router))],
+            [
+                SeenSession(f"{router}-{at}", A, (), at, False, None, 0.0, 0, ROOT)
+                for at in range(8)
+            ],
+        )
+        for router in range(32)
+    }
+    overview.elsewhere.learn(views, 9.0)
+    between, steps = list[int](), overview._look({}, 9.0, {})
+    view: ClusterView | None = None
+    while view is None:
+        before = demand.looks
+        try:
+            next(steps)
+        except StopIteration as over:
+            view = over.value
+        between.append(demand.looks - before)
+    assert demand.looks == 32 * 256
+    assert max(between) <= 512
+    assert view == overview.view_at_once({}, 9.0) == await overview.view({}, 9.0)
+    assert [one.group for one in view.groups] == list(keys(31))[::-1]
+    assert [one.idle_s for one in view.sessions] == sorted([*range(4)] * 32)
 
 
 class Watches:
