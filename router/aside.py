@@ -62,8 +62,6 @@ class AskedAside:
         loop = asyncio.get_running_loop()
         asked: asyncio.Future[Asked] = loop.create_future()
         endable = self._endables[number]
-        # By the loop, so that it is due also where this router leads no longer, or others are asked.
-        timer = loop.call_later(self._ends_s, endable.end)
 
         def settle(answer: Asked) -> None:
             timer.cancel()
@@ -80,4 +78,7 @@ class AskedAside:
                 loop.call_soon_threadsafe(settle, answer)
 
         threading.Thread(target=work, name="pie-cluster-policy", daemon=True).start()
+        # By the loop, so that it is due also where this router leads no longer, or others are asked. Not before there is
+        # a thread: it would end a later question.
+        timer = loop.call_later(self._ends_s, endable.end)
         return asked

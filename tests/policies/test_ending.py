@@ -14,7 +14,7 @@ import pytest
 from pie.page.events import Part
 from pie.page.key import PageKey
 from pie.policies.aside import AsidePolicy
-from pie.policies.cluster_manager import ClusterManager
+from pie.policies.cluster_manager import Asked, ClusterManager
 from pie.policies.cluster_policy import ClusterView, Order
 from pie.policies.ending import Endable, PolicyEndedError
 from pie.policies.errors import PolicyStalledError
@@ -174,6 +174,23 @@ async def test_a_cluster_policy_that_never_answers_ends_and_that_is_told_once() 
     (told,) = answers
     assert told.failures == ("it had not come back in 0.1 s, was ended, and is not asked again",)
     assert await aside.ask(questions, 0.001) == ([], [])
+
+
+async def test_nothing_is_due_for_a_question_that_no_thread_could_be_started_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    aside, due = AskedAside(1), list[object]()
+
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncio.get_running_loop(), "call_later", lambda *what: due.append(what))
+        patch.setattr(threading.Thread, "start", fail)
+        with pytest.raises(RuntimeError, match="new thread"):
+            await aside.ask([lambda: Asked(0)], 1.0)
+    assert due == []
+    assert await aside.ask([lambda: Asked(0)], LONG_S) == ([Asked(0)], [])
 
 
 def test_an_end_that_comes_as_a_call_returns_hits_nothing_after_it() -> None:
