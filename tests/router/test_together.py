@@ -32,6 +32,18 @@ def keys(tmp_path: Path) -> Keys:
     return Keys(tmp_path / "keys.json")
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine Redis answers later than routers wait, and each would have its own share."""
+    monkeypatch.setattr("pie.index.commons.ANSWER_S", 20.0)
+    monkeypatch.setattr("pie.router.quota._WAIT_S", 20.0)
+
+
+def refilled(per_minute: float, begun_s: float) -> float:
+    """Return how much came in the meantime."""
+    return (time.monotonic() - begun_s) * per_minute / 60
+
+
 async def ask(cluster: Cluster, router: RouterService, key: str, **fields: Any) -> Any:
     client = cluster.openai(router, api_key=key)
     return await client.chat.completions.create(
@@ -55,7 +67,9 @@ async def test_a_tenant_takes_no_more_from_two_routers_than_from_one(
     cluster.mock("w0", token_delay_s=0.02)
     routers = [await cluster.router(1, keys_file=keys.file) for _ in range(2)]
     one, other = routers
-    assert await let_in(cluster, routers, keys.make("few", requests_per_minute=5), 20) == 5
+    begun_s = time.monotonic()
+    came = await let_in(cluster, routers, keys.make("few", requests_per_minute=5), 20)
+    assert 5 <= came <= 5 + refilled(5, begun_s)
 
     short = keys.make("short", tokens_per_minute=50)
     await ask(cluster, one, short)
@@ -79,6 +93,7 @@ async def test_many_at_once_are_let_in_as_by_one_router(cluster: Cluster, keys: 
     cluster.mock("w0")
     routers = [await cluster.router(1, keys_file=keys.file, max_in_flight=400) for _ in range(2)]
     key = keys.make("many", requests_per_minute=20)
+    begun_s = time.monotonic()
     async with httpx.AsyncClient(timeout=60) as client:
         answers = await asyncio.gather(
             *(
@@ -92,8 +107,7 @@ async def test_many_at_once_are_let_in_as_by_one_router(cluster: Cluster, keys: 
         )
     statuses = [answer.status_code for answer in answers]
     assert set(statuses) == {200, 429}
-    # One more comes every three seconds.
-    assert 20 <= statuses.count(200) <= 24
+    assert 20 <= statuses.count(200) <= 20 + refilled(20, begun_s)
 
 
 async def test_without_redis_each_router_has_its_share(
@@ -113,14 +127,15 @@ async def test_without_redis_each_router_has_its_share(
         for router in routers * 2:
             await router.quotas.count()
         server.kill()
-        assert await let_in(cluster, routers, key, 20) == 6
+        away_s = time.monotonic()
+        assert 6 <= await let_in(cluster, routers, key, 20) <= 6 + refilled(6, away_s)
         assert all(router.status().routers_together == "degraded" for router in routers)
         server.start()
         await until(lambda: all(r.status().routers_together == "ok" for r in routers), 30)
         # What was let in meanwhile is counted: more than six, of which one is back every ten seconds.
         await until(lambda: all(router.quotas.is_told for router in routers))
         late = await let_in(cluster, routers, key, 20)
-        assert late <= max(0.0, (time.monotonic() - begun_s) / 10 - 2) + 1
+        assert late <= max(0.0, refilled(6, begun_s) - 2) + 1
     finally:
         await cluster.close()
 
@@ -339,7 +354,7 @@ async def test_on_one_port_no_connection_matters(sharing: Cluster, keys: Keys) -
             str(at) for at, r in enumerate((one, other)) if r.metrics.total(r.metrics.requests)
         }
     assert used == {"0", "1"}
-    assert 15 <= let_in <= 16 + (time.monotonic() - begun_s) * 15 / 60
+    assert 15 <= let_in <= 15 + refilled(15, begun_s)
     async with httpx.AsyncClient(timeout=30, headers=bearer(key)) as client:
         assert last is not None
         assert await told_of(client, one, last)
