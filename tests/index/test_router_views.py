@@ -135,6 +135,57 @@ def test_pages_cross_once(
 
 
 @pytest.mark.live
+def test_all_views_together_have_a_most(index_settings: IndexSettings) -> None:
+    client = redis.Redis.from_url(index_settings.url)
+    made = [
+        RedisRouterViews(index_settings.url, name, index_settings, pages_of_all=600)
+        for name in ("one", "two", "three")
+    ]
+    sessions = tuple(seen(f"s{at}", 100, of=at) for at in range(9))
+    told: list[int] = []
+    for count in (1, 3):
+        # Each learns at its own turn how many there are.
+        for _ in range(3):
+            for one in made[:count]:
+                one.tell(RouterView((), sessions))
+        views = client.scan_iter(f"{index_settings.key_prefix}:{{routers}}:view:*")
+        told.append(sum(client.hlen(key) - 1 for key in views))
+    assert told == [6, 6]
+    # The latest conversations are told.
+    assert [one.tag for one in made[0].others()["two"].sessions] == ["s0", "s1"]
+    for one in made:
+        one.close()
+    client.close()
+
+
+@pytest.mark.live
+def test_a_large_view_that_changes_all_the_time_keeps_no_other_from_being_read(
+    index_settings: IndexSettings,
+) -> None:
+    made = [
+        RedisRouterViews(index_settings.url, name, index_settings) for name in ("a", "b", "leads")
+    ]
+    large, small, leads = made
+    found = []
+    for turn in range(3):
+        large.tell(
+            RouterView(
+                (),
+                tuple(
+                    seen(f"s{turn} {at}", MOST_SESSION_PAGES, of=1 + turn * 16 + at)
+                    for at in range(16)
+                ),
+            )
+        )
+        small.tell(RouterView((), (seen("small"),)))
+        found += [len(view.sessions) for view in leads.others().values()][1:]
+    assert 1 in found[:2]
+    assert found[2] == 1
+    for one in made:
+        one.close()
+
+
+@pytest.mark.live
 def test_what_others_wrote_there_is_written_over(index_settings: IndexSettings) -> None:
     client = redis.Redis.from_url(index_settings.url)
     base = f"{index_settings.key_prefix}:{{routers}}"
