@@ -186,6 +186,22 @@ def test_a_large_view_that_changes_all_the_time_keeps_no_other_from_being_read(
 
 
 @pytest.mark.live
+@pytest.mark.parametrize("tells_a_look", [1, 3])
+def test_conversations_that_grow_all_the_time_keep_no_other_from_being_told(
+    index_settings: IndexSettings, tells_a_look: int
+) -> None:
+    count = 40
+    found: list[int] = []
+    with pair(index_settings) as (one, two):
+        for turn in range(3 * tells_a_look):
+            grown = MOST_SESSION_PAGES - 9 + turn
+            one.tell(RouterView((), tuple(seen(f"s{at}", grown, of=at) for at in range(count))))
+            if turn % tells_a_look == tells_a_look - 1:
+                found += [len(view.sessions) for view in two.others().values()]
+    assert found == [16, 32, count]
+
+
+@pytest.mark.live
 def test_what_others_wrote_there_is_written_over(index_settings: IndexSettings) -> None:
     client = redis.Redis.from_url(index_settings.url)
     base = f"{index_settings.key_prefix}:{{routers}}"
