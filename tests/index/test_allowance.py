@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
+from redis.exceptions import ResponseError
 
 from pie.index.allowance import Allowances, Claim, Draw, Hold, Limits, MemoryAllowances
 from pie.index.allowance_conformance import AllowanceConformance
 from pie.index.allowance_redis import RedisAllowances
-from pie.index.client import make_client
+from pie.index.client import make_client, translated
 from pie.index.commons import Commons
 from pie.index.errors import IndexRefusedError, IndexUnavailableError
 from pie.index.server import EmbeddedServer
@@ -187,6 +188,32 @@ async def test_what_redis_refuses_is_refused_to_its_caller_alone(
     assert await shelf.get("a") == b"x"
     assert not is_degraded(commons)
     await commons.close()
+
+
+async def test_a_redis_that_is_full_is_away_for_all(own_redis_server: EmbeddedServer) -> None:
+    client: Any
+    commons = Commons(own_redis_server.url, IndexSettings(key_prefix="p"), 10.0)
+    shelf = RedisShelf(commons, "s", ShelfLimits(9, 9_999, 60.0))
+    with make_client(own_redis_server.url, IndexSettings()) as client:
+        client.config_set("maxmemory", 1)
+        with pytest.raises(IndexUnavailableError, match="OOM") as full:
+            await shelf.put([("a", b"x")])
+        assert not isinstance(full.value, IndexRefusedError)
+        with pytest.raises(IndexUnavailableError, match="at present"):
+            await commons.routers()
+        client.config_set("maxmemory", 0)
+    await commons.close()
+
+
+def test_what_an_older_redis_says_of_a_script_is_known() -> None:
+    for word, kind in (
+        ("OOM command not allowed", IndexUnavailableError),
+        ("READONLY You can't write", IndexUnavailableError),
+        ("NOPERM this user", IndexRefusedError),
+    ):
+        with pytest.raises(IndexUnavailableError) as caught, translated():
+            raise ResponseError(f"Error running script (call to f_1): @user_script:3: -{word}")
+        assert type(caught.value) is kind
 
 
 def is_degraded(commons: Commons) -> bool:
