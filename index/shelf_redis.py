@@ -71,6 +71,8 @@ _PUT = (
 local ttl, most, budget = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local rounds, step = tonumber(ARGV[6]), tonumber(ARGV[7])
 local bytes = tonumber(redis.call('GET', KEYS[3]) or '0') or 0
+-- Redis looks only at a script's first write whether it is full, and only where that adds something.
+if #ARGV > 7 then redis.call('SET', KEYS[3], string.format('%d', bytes)) end
 for i = 8, #ARGV, 2 do
   bytes = drop(ARGV[i], bytes) + #ARGV[i] + #ARGV[i + 1] + tonumber(ARGV[1])
   redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1])
@@ -89,7 +91,7 @@ for round = 1, rounds do
   end
 end
 if redis.call('ZCARD', KEYS[2]) > 0 then
-  redis.call('SET', KEYS[3], string.format('%d', bytes))
+  if #ARGV > 7 or bytes ~= begun then redis.call('SET', KEYS[3], string.format('%d', bytes)) end
   for i = 1, 3 do redis.call('PEXPIRE', KEYS[i], ARGV[5]) end
 else redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[3]) end
 return more
