@@ -24,6 +24,9 @@ from pie.router.key_file import Tenant
 log = logging.getLogger("pie.router.quota")
 
 _SPARE = 128
+_REFUSED_S = 1.0
+"""How long a refusal is taken for the next one's answer: a limit that is used up is asked for no more often. What was
+refused by a share, while Redis was away, may be there as soon as it is back."""
 _WAIT_S = 1.0
 """Longest wait of a request for its turn to draw."""
 _AGAIN_S = 0.02
@@ -80,9 +83,14 @@ class Quota:
         if limits.concurrent is None or self._limits.concurrent is None:
             # Nobody was told what is in flight, so that others may have got what was held for more.
             self._held = 0
+        # Of what has no limit nothing is owed, and nothing at hand, once it gets one.
+        if self._limits.requests_per_minute is None:
+            self._requests.spent = self._requests.drawn
+        if self._limits.tokens_per_minute is None:
+            self._tokens.spent = self._tokens.drawn
         self._limits = limits
         for share in (self._requests, self._tokens):
-            share.refused(0, 0.0)
+            share.refused(0, 0.0, 0.0)
 
     async def enter(self, sequences: int) -> None:
         """Count a request in.
@@ -210,9 +218,9 @@ class Quota:
             now_s = self._clock()
             # Who asks for the one learns nothing of the other.
             if requests:
-                self._requests.refused(requests, now_s + grant.requests_wait_s)
+                self._requests.refused(requests, now_s, grant.requests_wait_s)
             if tokens:
-                self._tokens.refused(tokens, now_s + grant.tokens_wait_s)
+                self._tokens.refused(tokens, now_s, grant.tokens_wait_s)
             if not grant.is_given:
                 return grant
             self._take(requests, tokens, sequences)
@@ -269,7 +277,7 @@ class Quota:
             self._settling = None
 
     def _check_refused(self, requests: int, tokens: int) -> None:
-        """Refuse what was refused a moment ago without asking again: nobody gives anything back.
+        """Refuse what was refused a moment ago without asking again.
 
         Raises:
             ApiError: 429.
@@ -308,6 +316,7 @@ class _Share:
         self.drawn = 0
         self._refused = 0
         self._refused_until_s = 0.0
+        self._asks_again_s = 0.0
 
     @property
     def left(self) -> int:
@@ -319,13 +328,16 @@ class _Share:
         spare = (per_minute or 0) // _SPARE + waiting
         return Draw(self.spent, self.drawn, need, max(spare, self.left - need))
 
-    def refused(self, need: int, until_s: float) -> None:
-        """Remember that so much is not there before then."""
-        self._refused, self._refused_until_s = need, until_s
+    def refused(self, need: int, now_s: float, wait_s: float) -> None:
+        """Remember for a moment that so much is not there before `wait_s` from now."""
+        self._refused, self._refused_until_s = need, now_s + wait_s
+        self._asks_again_s = now_s + _REFUSED_S
 
     def refused_s(self, need: int, now_s: float) -> float:
-        """Return for how long so much is known not to be there."""
-        return self._refused_until_s - now_s if 0 < self._refused <= need else 0.0
+        """Return for how long so much is not there; 0 where it may be."""
+        if not 0 < self._refused <= need or now_s >= self._asks_again_s:
+            return 0.0
+        return self._refused_until_s - now_s
 
     def is_low(self, per_minute: int | None) -> bool:
         """Say whether something is owed, or little is left of what is to be at hand."""

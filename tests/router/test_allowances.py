@@ -181,3 +181,42 @@ async def test_more_routers_than_were_started_with_have_smaller_shares() -> None
     one.counted(6)
     assert (await one.claim("u", limits, Claim(Draw(need=2)))).is_given
     assert not (await one.claim("u", limits, Claim(Draw(2, 2, 1)))).is_given
+
+
+async def test_a_limit_that_is_set_later_counts_from_then_on() -> None:
+    world = World()
+    before = Tenant("s", concurrent=100_000)
+    quota = Quota("t", before, MemoryAllowances("a", world), world)
+    await quota.enter(1)
+    for _ in range(1000):
+        assert await entered(quota)
+        quota.leave(1)
+    await settled()
+    quota.limit(Tenant("s", concurrent=100_000, requests_per_minute=60))
+    assert [await entered(quota) for _ in range(61)] == [True] * 60 + [False]
+
+
+@pytest.mark.parametrize("lost", ["tokens", "requests"])
+async def test_what_a_share_refused_is_asked_for_again_when_redis_is_back(lost: str) -> None:
+    world = World()
+    limits = Tenant("s", tokens_per_minute=1000, requests_per_minute=8)
+    one, other = (Quota("t", limits, part, world) for part in divided(world, 8)[:2])
+
+    async def takes(quota: Quota) -> bool:
+        if lost == "requests":
+            return await entered(quota)
+        try:
+            await quota.prompt(120)
+        except ApiError:
+            return False
+        return True
+
+    world.is_away = True
+    assert await takes(one)
+    assert not await takes(one)
+    world.now_s += 1
+    world.is_away = False
+    await kept([one, other])
+    await settled()
+    assert await takes(other)
+    assert await takes(one)
