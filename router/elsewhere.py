@@ -99,8 +99,8 @@ class Elsewhere:
     ) -> Generator[None, None, list[Conversation]]:
         """Return conversations of all routers, the one used last in front; yield wherever others may have their turn.
 
-        Of one that several routers know the one that had it last is right, and where it was before is what another
-        one says.
+        Of one that several routers know the one that had it last is right, where it was before is what another
+        one says, and it runs where it runs at any of them.
         """
         if not self._conversations:
             return list(own)[:most]
@@ -112,8 +112,12 @@ class Elsewhere:
             newer = latest.get(one.tag)
             if newer is None:
                 latest[one.tag] = one
-            elif newer.came_from is None and newer.place != one.place:
-                latest[one.tag] = replace(newer, came_from=one.place, moved_at_s=newer.used_s)
+                continue
+            if one.running:
+                newer = replace(newer, running=newer.running + one.running)
+            if newer.came_from is None and newer.place != one.place:
+                newer = replace(newer, came_from=one.place, moved_at_s=newer.used_s)
+            latest[one.tag] = newer
         return list(latest.values())[:most]
 
     def note(self, one: Conversation, now_s: float) -> None:

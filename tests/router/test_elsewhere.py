@@ -120,6 +120,17 @@ def test_a_conversation_that_both_know_is_where_its_latest_request_went(
     assert (one.place, one.came_from, len(one.pages)) == (B, A, 4)
 
 
+def test_a_conversation_runs_where_any_of_its_answers_does(routers: tuple[Router, Router]) -> None:
+    leads, other = routers
+    other.asked("s", chain(1, 2), A, 1.0, ends=False)
+    leads.asked("s", chain(1, 2), A, 3.0)
+    other.tell(5.0)
+    assert leads.sessions(5.0)["s"].idle_s == 0.0
+    other.conversations.ended((None, "s"), chain(1, 2), 6.0)
+    other.tell(7.0)
+    assert leads.sessions(7.0)["s"].idle_s == 1.0
+
+
 def test_what_conversations_of_two_routers_share_is_known_at_the_first_look(
     routers: tuple[Router, Router],
 ) -> None:
