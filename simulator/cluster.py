@@ -34,7 +34,7 @@ from pie.router.metrics import RouterMetrics
 from pie.router.overview import Overview
 from pie.router.prefix import Prefix
 from pie.simulator.clock import VirtualClock
-from pie.simulator.conductor import EVERY_S, Conductor
+from pie.simulator.conductor import Conductor
 from pie.simulator.cost_model import CostModel
 from pie.simulator.engine import EngineSpec
 from pie.simulator.errors import SetupError
@@ -42,8 +42,9 @@ from pie.simulator.leave import Leave, check_leaves
 from pie.simulator.outcome import Outcome
 from pie.simulator.page_orders import WorkerOrders
 from pie.simulator.pool import SimulatedPool
+from pie.simulator.rounds import EVERY_S, Rounds
 from pie.simulator.tier import MockTier, OnChange
-from pie.simulator.trace import TraceRequest
+from pie.simulator.trace import MOST_S, TraceRequest
 from pie.simulator.worker import PoolStores, SimulatedWorker
 from pie.wire.messages import Refused, TokenDelta
 
@@ -52,6 +53,7 @@ LEAVE_S = 30.0
 """What a worker that leaves has to end."""
 _LINGER_S = 60.0
 """How long pool nodes go on handing pages to each other after the last request."""
+_SLOWEST, _FASTEST = 0.01, 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,10 @@ class SimulatedCluster:
         """Pages that workers had alone when they left."""
         self._ended: Callable[[], None] = lambda: None
         self._submitted = self._over = 0
-        self._is_coming = False
+        self._rounds = Rounds()
+        self._changes = 0
+        self._coming_s = math.inf
+        """When the next request arrives; infinite where none does."""
         self._over_s = 0.0
         self.outcomes: list[Outcome] = []
         for leave in spec.leaves:
@@ -143,11 +148,15 @@ class SimulatedCluster:
 
     def run_open(self, trace: Sequence[TraceRequest], *, speed: float = 1.0) -> None:
         """Let requests arrive at the trace's times, `speed` times as fast."""
-        if not (math.isfinite(speed) and speed > 0):
-            raise SetupError(f"speed must be a number above 0, not {speed}")
+        if not _SLOWEST <= speed <= _FASTEST:
+            raise SetupError(f"speed must be from {_SLOWEST} to {_FASTEST:,}, not {speed}")
         self._check(trace)
+        last_s = max((request.arrival_s for request in trace), default=0.0) / speed
+        if not last_s <= MOST_S:
+            raise SetupError(
+                f"the trace takes {last_s:,.0f} s, and no more than {MOST_S:,.0f} can be simulated"
+            )
         coming = iter(trace)
-        self._is_coming = True
 
         def arrive(request: TraceRequest) -> None:
             self._submit(request)
@@ -155,9 +164,9 @@ class SimulatedCluster:
 
         def plan() -> None:
             request = next(coming, None)
-            self._is_coming = request is not None
+            self._coming_s = math.inf if request is None else request.arrival_s / speed
             if request is not None:
-                self.clock.at(request.arrival_s / speed, lambda: arrive(request))
+                self.clock.at(self._coming_s, lambda: arrive(request))
 
         plan()
         self.clock.run()
@@ -253,21 +262,29 @@ class SimulatedCluster:
         worker.submit(request_id, prefix.ids, request, MODEL, running)
 
     def _tick(self) -> None:
-        """Do what is done once a second, as long as there is anything to do."""
+        """Do what is done once a second, or more seldom, as long as there is anything to do."""
         now_s = self.clock.now_s()
         self.conductor.round(now_s)
         if self.pool is not None:
             self.pool.look()
         leaving = any(worker.books.record.draining for worker in self._up.values())
         unsettled = self.pool is not None and not self.pool.is_settled
-        if (
-            self._is_coming
-            or self._over < self._submitted
-            or leaving
-            or (unsettled and now_s < self._over_s + _LINGER_S)
-            or any(leave.at_s >= now_s for leave in self.spec.leaves)
-        ):
-            self.clock.at(now_s + EVERY_S, self._tick)
+        coming_s = [leave.at_s for leave in self.spec.leaves if leave.at_s >= now_s]
+        event_s = min([self._coming_s, *coming_s])
+        is_busy = self._over < self._submitted or leaving
+        before, self._changes = self._changes, self._count_changes()
+        if is_busy or math.isfinite(event_s) or (unsettled and now_s < self._over_s + _LINGER_S):
+            moving = any(worker.orders.is_busy for worker in self._up.values())
+            changed = moving or self._changes != before
+            next_s = self._rounds.next_s(now_s, is_busy=is_busy, changed=changed, event_s=event_s)
+            self.clock.at(next_s, self._tick)
+
+    def _count_changes(self) -> int:
+        """Return a number that grows with all that orders and leaving places change."""
+        count = self.conductor.changes
+        if self.pool is not None:
+            count += self.pool.copied + self.pool.dropped
+        return count
 
     def _leave(self, place: PlaceId) -> None:
         """Let a place leave."""

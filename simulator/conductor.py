@@ -1,7 +1,7 @@
 """Cluster policies at work in virtual time: asked once a second, and their orders carried out.
 
-Covers the rounds, and what became of orders, counted. Does not cover what policies are shown
-(`pie.router.overview`), what is decided (`pie.policies.cluster_manager`) or carrying one order out
+Covers the rounds, and what became of orders, counted. Does not cover when they are (`pie.simulator.rounds`), what
+policies are shown (`pie.router.overview`), what is decided (`pie.policies.cluster_manager`) or carrying one order out
 (`pie.simulator.page_orders`, `.pool`).
 
 Policies, manager and views are those of a live cluster (`pie.router.conductor`). A round in which no policy
@@ -38,7 +38,6 @@ from pie.router.overview import Overview
 from pie.simulator.page_orders import Moved, WorkerOrders
 from pie.simulator.pool import SimulatedPool
 
-EVERY_S = 1.0
 _NOTHING = (FixedCopies, FixedWorkers, Prefetch)
 """Policies that never order anything."""
 _ABOUT_SESSIONS = (Drain, Expire, FollowSession, Rebalance, SpillToPool)
@@ -88,6 +87,8 @@ class Conductor:
         """By policy and reason."""
         self.moved: Counter[str] = Counter()
         """Pages that were `stored` in the pool or `fetched` from it because of orders."""
+        self.changes = 0
+        """How often orders have changed anything."""
 
     @property
     def may_order(self) -> bool:
@@ -108,7 +109,9 @@ class Conductor:
             self._note(event)
             if event.action == "hint":
                 self.hints.append((now_s, event.policy, event.workers))
+                self.changes += 1
         if decision.table != self.table:
+            self.changes += 1
             self.table = decision.table
             if self._pool is not None:
                 self._pool.set_table(self.table)
@@ -119,6 +122,7 @@ class Conductor:
         order = given.order
         if isinstance(order, MoveSession):
             self._overview.conversations.move(order.session, order.place, now_s)
+            self.changes += 1
             return
         place, kind = order.place, _MOVES.get(type(order))
 
@@ -129,6 +133,7 @@ class Conductor:
                 )
             else:
                 event = ClusterEvent(given.policy, "done", None, 0, "", place, moved.pages)
+                self.changes += bool(moved.pages)
                 if kind is not None:
                     self.moved[kind] += moved.moved
             self._note(event)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from pie.page.events import PlaceId
 from pie.simulator.errors import SetupError
+from pie.simulator.trace import MOST_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +34,11 @@ def read_leave(text: str) -> Leave:
         at_s = float(at)
     except ValueError:
         at_s = math.nan
-    if not (place and math.isfinite(at_s) and at_s >= 0):
-        raise SetupError(f"who leaves is told as PLACE@SECONDS, such as worker-1@30, not {text!r}")
+    if not (place and 0 <= at_s <= MOST_S):
+        raise SetupError(
+            "who leaves is told as PLACE@SECONDS, such as worker-1@30, with seconds from 0 to "
+            f"{MOST_S:,.0f}, not {text!r}"
+        )
     return Leave(PlaceId(place), at_s)
 
 

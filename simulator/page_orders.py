@@ -91,6 +91,11 @@ class WorkerOrders:
         self._pace = Pace(BYTES_PER_S, 0.0)
         self._waiting: deque[_Order] = deque()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether any order is not over yet."""
+        return bool(self._waiting)
+
     def carry_out(self, order: PageOrder, ended: Ended) -> None:
         """Carry an order out once those before it are."""
         if len(self._waiting) >= MOST_WAITING:

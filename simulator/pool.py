@@ -85,6 +85,8 @@ class SimulatedPool:
     ) -> None:
         self.copied = 0
         """Pages that one node sent to another."""
+        self.dropped = 0
+        """Copies that were too many, and went."""
         self._cost = cost
         self._page_tokens = page_tokens
         self._page_bytes = cost.bytes_of(page_tokens)
@@ -288,7 +290,9 @@ class SimulatedPool:
             self._unsettled[group] = now_s
         elif now_s - since_s >= GRACE_S:
             for one, node in extra:
+                before = len(node.tier)
                 node.tier.drop((one.frozen.key,))
+                self.dropped += before - len(node.tier)
 
     def _arrival(
         self, group: PageKey, pages: Sequence[FrozenPage], source: PoolNode, home: PoolNode

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pie.simulator.errors import TraceError
 
 MOST_TOKENS = 10_000_000
 """A prompt or answer of more tokens is a mistake."""
+MOST_S = 1e10
+"""Seconds that can be simulated, which is three hundred years: clocks beyond tell no milliseconds."""
 MOST_PROBLEMS = 20
 """Of so many problems the rest will be alike."""
 
@@ -51,6 +53,8 @@ class TraceRequest:
 def read_trace(file: Path, *, limit: int | None = None) -> list[TraceRequest]:
     """Return the requests of a trace, by time of arrival; at most `limit` where that is set.
 
+    The first one arrives at 0, and the others as long after it as the file says.
+
     Raises:
         TraceError: The file cannot be read, or is not a trace; lists what is wrong.
     """
@@ -73,6 +77,9 @@ def read_trace(file: Path, *, limit: int | None = None) -> list[TraceRequest]:
     if problems:
         raise TraceError(str(file), problems)
     requests.sort(key=lambda request: request.arrival_s)
+    first_s = requests[0].arrival_s
+    if first_s:
+        requests = [replace(one, arrival_s=one.arrival_s - first_s) for one in requests[:limit]]
     return requests[:limit]
 
 

@@ -106,7 +106,10 @@ def test_a_conversation_stays_at_its_worker_all_else_being_equal() -> None:
         (lambda: cluster(spec(workers=0)), "workers must be from 1 to 10,000, not 0"),
         (lambda: cluster(spec(pool_pages=-1)), "pool_pages must be at least 0, not -1"),
         (lambda: cluster().run_closed(MIXED, clients=0), "clients must be at least 1, not 0"),
-        (lambda: cluster().run_open(MIXED, speed=0.0), "speed must be a number above 0, not 0.0"),
+        (
+            lambda: cluster().run_open(MIXED, speed=0.0),
+            "speed must be from 0.01 to 1,000,000, not 0.0",
+        ),
     ],
 )
 def test_a_cluster_that_cannot_be_simulated_is_told(call: object, said: str) -> None:

@@ -32,7 +32,8 @@ def test_hashes_become_prompts_that_share_the_pages_that_they_share(tmp_path: Pa
     later = mooncake(timestamp=2_000, input_length=1_100, hash_ids=[4, 5, 6])
     file.write_text(f"{later}\n\n{mooncake()}\n")
     first, second = read_trace(file)
-    assert (first.arrival_s, first.output_tokens, first.prompt_tokens) == (1.5, 9, 700)
+    assert (first.arrival_s, first.output_tokens, first.prompt_tokens) == (0.0, 9, 700)
+    assert second.arrival_s == 0.5
     keys = [page_keys(ROOT, request.tokens(), 16) for request in (first, second)]
     assert keys[0] == keys[1][: 700 // 16]
     assert len(second.tokens()) == 1_100
@@ -57,7 +58,7 @@ def test_turns_of_a_session_begin_with_all_that_was_said_before(tmp_path: Path) 
 def test_only_the_first_requests_are_taken_where_that_is_asked(tmp_path: Path) -> None:
     file = tmp_path / "trace.jsonl"
     file.write_text("\n".join(mooncake(timestamp=at) for at in (3, 1, 2)))
-    assert [r.arrival_s for r in read_trace(file, limit=2)] == [0.001, 0.002]
+    assert [r.arrival_s for r in read_trace(file, limit=2)] == [0.0, 0.001]
 
 
 @pytest.mark.parametrize(
