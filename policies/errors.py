@@ -3,7 +3,8 @@
     PolicyError
     ├── PolicyFileError      the policy file is not acceptable; lists every problem
     │   └── PolicyLateError  a user's code that it names has not come back in time
-    └── PolicyStalledError   a user's policy has not answered in time
+    ├── PolicyStalledError   a user's policy has not answered in time
+    └── BadChoiceError       a routing policy has returned what is no choice
 
 A policy that raises or proposes nonsense while serving is no error: the manager contains it.
 """
@@ -35,6 +36,10 @@ class PolicyError(Exception):
 
 class PolicyStalledError(PolicyError):
     """A user's policy has not answered in time; the built-in one answers instead."""
+
+
+class BadChoiceError(PolicyError):
+    """A routing policy has returned what is no choice; the built-in one answers instead."""
 
 
 class PolicyFileError(PolicyError):

@@ -120,7 +120,11 @@ class RoutingPolicy(Protocol):
     """Chooses a worker for a request. Every router has its own, and asks it from one thread."""
 
     def choose(self, request: RequestView, workers: Sequence[WorkerView]) -> Choice:
-        """Return the worker for `request`. `workers` is never empty, and in no order."""
+        """Return the worker for `request`. `workers` is a tuple, never empty, and in no order.
+
+        What is no `Choice` of one of `workers`, with finite costs of them if any, counts as a failure: then the
+        built-in policy answers.
+        """
         ...
 
 

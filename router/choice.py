@@ -12,6 +12,7 @@ import logging
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Generic, TypeVar
 
 import msgspec
@@ -21,8 +22,9 @@ from pie.index.runs import MaskRun
 from pie.page.events import Part, PartMask, PlaceId, PlaceKind, Tier, part_tiers
 from pie.page.key import PageKey, RootKey
 from pie.page.layout import usable_segments
+from pie.policies.choice_checks import checked
 from pie.policies.containing import is_own
-from pie.policies.errors import PolicyStalledError
+from pie.policies.errors import BadChoiceError, PolicyStalledError
 from pie.policies.routing import Choice, RequestView, RoutingPolicy, WorkerView, divisible
 from pie.policies.routing_cost import CostRouting
 from pie.router.books import WorkerBooks
@@ -40,6 +42,8 @@ _NEAREST = ((Tier.HOST, "host"), (Tier.DISK, "disk"))
 _DEVICE = 1 << Tier.DEVICE
 _HOT_REQUESTS = 8
 """A page that so many requests share at this moment is hot."""
+_MOST_REASON = 300
+"""Characters that are logged of why a policy failed."""
 _HOP_PAGES = 64
 """Pages asked for where a run goes on at another pool node: two of the groups that nodes keep."""
 
@@ -155,6 +159,7 @@ class Chooser:
                 link,
             )
         (_, page_tokens), runs = next(iter(runs_by_root.items()))
+        shown = tuple(view for view, _ in views.values())
         choice = self._decide(
             RequestView(
                 request_id,
@@ -164,7 +169,7 @@ class Chooser:
                 runs.keys,
                 _hot_pages(runs.keys, links) * page_tokens,
             ),
-            [view for view, _ in views.values()],
+            shown,
         )
         chosen, link = views[choice.place]
         root = link.record.model_root
@@ -181,7 +186,7 @@ class Chooser:
             keys,
             min(chosen.device_tokens + sum(chosen.loads.values()), tokens - 1),
             choice,
-            tuple(view for view, _ in views.values()),
+            shown,
             awaited_pages=chosen.coming_tokens // link.record.page_tokens if awaited else 0,
             await_s=longest_wait_s(chosen.coming_ms, compute_ms),
             held_pages=held_at[choice.place].pages,
@@ -191,20 +196,19 @@ class Chooser:
         """Let another policy decide from now on; conversations keep their workers."""
         self._policy = policy
 
-    def _decide(self, request: RequestView, workers: Sequence[WorkerView]) -> Choice:
+    def _decide(self, request: RequestView, workers: tuple[WorkerView, ...]) -> Choice:
         """Ask the policy; where it fails, the built-in answers."""
         if self._policy is not self._fallback:
+            places = {worker.place for worker in workers}
+            # Keys are a list that others read too.
+            shown = msgspec.structs.replace(request, keys=tuple(request.keys))
             try:
-                choice = self._policy.choose(request, workers)
-                if any(worker.place == choice.place for worker in workers):
-                    return choice
-                reason = f"it chose {choice.place!r}, which is no candidate"
+                return checked(self._policy.choose(shown, workers), places, len(workers))
             # A user's policy may raise anything.
             except BaseException as error:
                 if not is_own(error):
                     raise
-                # Not what it says, which may repeat what a client sent.
-                reason = str(error) if isinstance(error, PolicyStalledError) else _raised(error)
+                reason = _reason(error)
             self._metrics.policy_failures.inc()
             self._failures += 1
             if self._failures & (self._failures - 1) == 0:
@@ -216,11 +220,16 @@ class Chooser:
         return self._fallback.choose(request, workers)
 
 
-def _raised(error: BaseException) -> str:
-    """Return an error's type and where it was raised."""
+def _reason(error: BaseException) -> str:
+    """Return why a policy failed, in few words: what it returns and raises may be of any length."""
+    if type(error) in (BadChoiceError, PolicyStalledError) and error.args:
+        said = error.args[0]
+        if type(said) is str:
+            return said[:_MOST_REASON]
+    # Type and place, not what it says, which may repeat what a client sent.
     frames = traceback.extract_tb(error.__traceback__, limit=-1)
     where = f" at {frames[0].filename}:{frames[0].lineno}" if frames else ""
-    return f"{type(error).__name__}{where}"
+    return f"{type(error).__name__[:_MOST_REASON]}{where}"
 
 
 def _hot_pages(keys: Sequence[PageKey], links: Sequence[WorkerBooks]) -> int:
@@ -322,12 +331,16 @@ def view(
     return WorkerView(
         place=link.record.place,
         device_tokens=min(held.device_pages * page_tokens, prompt_tokens),
-        loads={tier: pages * page_tokens for tier, pages in held.load_pages.items()},
+        loads=MappingProxyType(
+            {tier: pages * page_tokens for tier, pages in held.load_pages.items()}
+        ),
         queued_tokens=link.queued_tokens,
         waiting=link.waiting,
         running=link.decoding,
         prefill_tokens_per_s=rates.prefill_tokens_per_s(link.rates),
-        load_tokens_per_s={tier: rates.load_tokens_per_s(link.rates, tier) for tier in tiers},
+        load_tokens_per_s=MappingProxyType(
+            {tier: rates.load_tokens_per_s(link.rates, tier) for tier in tiers}
+        ),
         decode_step_ms=link.decode_step_ms,
         free_share=link.free_share,
         has_session=has_session,

@@ -2,6 +2,7 @@
 
 import pytest
 
+from pie.policies.routing import Choice, WorkerView
 from pie.simulator.errors import SetupError
 from pie.simulator.report import report_of
 from pie.simulator.worker import PoolStores
@@ -91,6 +92,22 @@ def test_rules_of_other_routers_can_be_named_in_a_policy_file(peer: str) -> None
     simulated.run_open(MIXED)
     assert all(one.ended_s is not None for one in simulated.outcomes)
     assert simulated._chooser._metrics.policy_failures._value.get() == 0
+
+
+class Clears:
+    """A user's routing policy that empties what it is shown."""
+
+    def choose(self, _request: object, workers: list[WorkerView]) -> Choice:
+        place = workers[0].place
+        workers.clear()
+        return Choice(place)
+
+
+def test_a_routing_policy_that_changes_what_it_is_shown_is_contained() -> None:
+    simulated = cluster(policies=f"cluster: {{routing: '{__name__}:Clears'}}")
+    simulated.run_open(MIXED)
+    assert all(one.ended_s is not None for one in simulated.outcomes)
+    assert simulated._chooser._metrics.policy_failures._value.get() == len(simulated.outcomes)
 
 
 def test_a_conversation_stays_at_its_worker_all_else_being_equal() -> None:
