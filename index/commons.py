@@ -20,7 +20,7 @@ from typing import TypeAlias
 from redis.commands.core import AsyncScript
 
 from pie.index.client import asking, look_anew, make_async_client
-from pie.index.errors import IndexRefusedError, IndexUnavailableError
+from pie.index.errors import IndexNotAskedError, IndexRefusedError, IndexUnavailableError
 from pie.index.settings import IndexSettings
 from pie.index.tasks import end
 from pie.index.trouble import Trouble
@@ -101,10 +101,11 @@ class Commons:
 
         Raises:
             IndexRefusedError: Redis answered that it will not do this.
-            IndexUnavailableError: Redis does not do it, or did not a moment ago.
+            IndexNotAskedError: Redis was away a moment ago.
+            IndexUnavailableError: Redis does not do it, or has done it and nobody knows.
         """
         if self._is_away:
-            raise IndexUnavailableError("Redis: what routers share is not to be had at present")
+            raise IndexNotAskedError("Redis: what routers share is not to be had at present")
         try:
             answer = await self._call(script, keys, args)
         except IndexRefusedError as error:

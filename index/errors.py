@@ -2,6 +2,7 @@
 
     PageIndexError
     ├── IndexUnavailableError   Redis cannot be reached, or did not answer in time
+    │   ├── IndexNotAskedError  Redis was away a moment ago, and was not asked
     │   ├── IndexDeniedError    Redis does not take the user or password
     │   └── IndexRefusedError   Redis answered that it will not do what was asked
     │       └── IndexStrangeError  a key holds something of another type than ours
@@ -20,6 +21,10 @@ class PageIndexError(Exception):
 
 class IndexUnavailableError(PageIndexError):
     """Redis cannot be reached, or did not answer in time."""
+
+
+class IndexNotAskedError(IndexUnavailableError):
+    """Redis was away a moment ago, and was not asked: what was to be done is certainly not done."""
 
 
 class IndexDeniedError(IndexUnavailableError):

@@ -48,8 +48,13 @@ class Shelf(Protocol):
         """Keep values, in the place of others of their names. What is too large alone is not kept.
 
         Raises:
+            IndexNotAskedError: None of them is kept, or only the first of many.
             PageIndexError: They are not kept, or nobody knows.
         """
+        ...
+
+    def takes(self, name: str, value: bytes) -> bool:
+        """Return whether a value is small enough to be kept."""
         ...
 
     async def get(self, name: str) -> bytes | None:
@@ -91,6 +96,11 @@ class MemoryShelf:
         for name, value in values:
             self.put_now(name, value)
 
+    def takes(self, name: str, value: bytes) -> bool:
+        """Do as `Shelf.takes` says."""
+        limits = self._limits
+        return bool(limits.most) and entry_bytes(name, value) <= limits.budget_bytes
+
     async def get(self, name: str) -> bytes | None:
         """Do as `Shelf.get` says."""
         return self.get_now(name)
@@ -103,7 +113,7 @@ class MemoryShelf:
     def put_now(self, name: str, value: bytes) -> None:
         """Keep a value, at once."""
         self._drop(name)
-        if entry_bytes(name, value) > self._limits.budget_bytes or not self._limits.most:
+        if not self.takes(name, value):
             return
         self._kept[name] = (self._clock(), value)
         self.used_bytes += entry_bytes(name, value)
@@ -119,6 +129,12 @@ class MemoryShelf:
             self._kept[name] = (self._clock(), value)
             self._kept.move_to_end(name)
         return value
+
+    def drop_now(self, name: str) -> bool:
+        """Forget a value, at once; say whether there was one."""
+        was_there = self.get_now(name) is not None
+        self._drop(name)
+        return was_there
 
     def check(self) -> None:
         """Assert that it agrees with itself; for tests."""

@@ -65,6 +65,17 @@ class ShelfConformance:
             await one.put([("too large", b"x" * 6000)])
             assert await one.latest(99) == before
 
+    async def test_what_it_takes_it_keeps(self) -> None:
+        """And nothing that is larger."""
+        async with self.shelves(ShelfLimits(9, ENTRY_BYTES + 200, 60)) as (one, other):
+            taken = [size for size in range(220) if one.takes("a", b"x" * size)]
+            assert taken == list(range(len(taken)))
+            assert taken[-1] > 100
+            await one.put([("a", b"x" * (taken[-1] + 1))])
+            assert await other.get("a") is None
+            await one.put([("a", b"x" * taken[-1])])
+            assert await other.get("a") == b"x" * taken[-1]
+
     async def test_use_keeps_where_it_counts(self) -> None:
         """The least recently used is forgotten."""
         async with self.shelves(ShelfLimits(2, _LARGE, 60, by_use=True)) as (one, other):

@@ -15,10 +15,12 @@ entry could be young enough, where no router is left to remove them.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import cast
 
 from pie.index.commons import NOW, Argument, Commons
+from pie.index.errors import PageIndexError
 from pie.index.shelf import ENTRY_BYTES, Latest, ShelfLimits, entry_bytes
 
 MOST_VALUE_BYTES = 4 << 20
@@ -141,9 +143,13 @@ class RedisShelf:
         """Do as `Shelf.put` says."""
         if not self._limits.most:
             return
-        for some in _batches([one for one in values if entry_bytes(*one) <= self._most_bytes]):
+        for some in _batches([one for one in values if self.takes(*one)]):
             if await self._step([part for one in some for part in one]):
-                await self.trim()
+                await self._trim_after()
+
+    def takes(self, name: str, value: bytes) -> bool:
+        """Do as `Shelf.takes` says."""
+        return bool(self._limits.most) and entry_bytes(name, value) <= self._most_bytes
 
     async def trim(self) -> None:
         """Remove what is old, or more than is kept: some thousand values at most.
@@ -155,6 +161,11 @@ class RedisShelf:
             if not await self._step([]):
                 return
             await asyncio.sleep(_PAUSE_S)
+
+    async def _trim_after(self) -> None:
+        # What was put is kept whether or not there is more to forget now; routers trim every few seconds.
+        with contextlib.suppress(PageIndexError):
+            await self.trim()
 
     async def _step(self, values: Sequence[str | bytes]) -> bool:
         """Put names and values, and forget some; say whether there is more to forget."""

@@ -18,6 +18,8 @@ from pie.page.errors import BadPage
 _PURPOSE: Final = "pie 2026-11 index: values that routers share"
 _HEADER: Final = b"pie/shelf/1"
 _NONCE_BYTES: Final = 12
+_SEAL_BYTES: Final = _NONCE_BYTES + 16
+"""A sealed value is longer by nonce and tag."""
 
 
 class SealedShelf:
@@ -37,6 +39,10 @@ class SealedShelf:
     async def put(self, values: Sequence[tuple[str, bytes]]) -> None:
         """Do as `Shelf.put` says."""
         await self._shelf.put([(name, self._sealed(name, value)) for name, value in values])
+
+    def takes(self, name: str, value: bytes) -> bool:
+        """Do as `Shelf.takes` says."""
+        return self._shelf.takes(name, bytes(len(value) + _SEAL_BYTES))
 
     async def get(self, name: str) -> bytes | None:
         """Do as `Shelf.get` says; what another cluster put there is none."""

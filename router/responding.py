@@ -2,8 +2,8 @@
 
 Covers `/v1/responses/{id}` and what `previous_response_id` means. Does not cover bodies and answers
 (`pie.router.api.responses`, `pie.router.api.responses_answers`) or generating (`pie.router.app`). Kept for
-all routers, encrypted, and in this one's memory for when the others' cannot be had; the least recently used
-are forgotten first.
+all routers, encrypted, or in this one's memory where it certainly never came to the others'; the least recently
+used are forgotten first.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import partial
 import msgspec
 from blake3 import blake3
 
-from pie.index.errors import PageIndexError
+from pie.index.errors import IndexNotAskedError, PageIndexError
 from pie.index.shelf import MemoryShelf, Shelf
 from pie.router.api.body import BodyLimits, parse_body
 from pie.router.api.chat import ChatBody
@@ -48,14 +48,17 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 _FORGOTTEN = b""
-"""Lies where a response was that is forgotten, so that no router answers with a copy of its own."""
+"""Lies where a response was that is forgotten."""
 
 
 class ResponseStore:
     """Responses by tenant and id.
 
+    Each is in one place, so that one that was deleted is nowhere: far, or near where it certainly never was far,
+    and nobody else can have deleted it.
+
     Args:
-        near: Keeps those that this router answered.
+        near: Keeps those that this router answered and that never were far.
         far: Keeps those of all routers; None where there is no place that nobody else can read.
         secret: Keys the names by which they are kept; names alone tell nothing.
         retry_after_s: What a client is told to wait for what cannot be had now.
@@ -72,12 +75,17 @@ class ResponseStore:
     async def put(self, tenant: str, id_: str, kept: Kept) -> None:
         """Keep a response."""
         name, value = self._name(tenant, id_), msgspec.msgpack.encode(kept)
-        self._near.put_now(name, value)
-        if self._far is not None:
-            try:
-                await self._far.put([(name, value)])
-            except PageIndexError as error:
-                log.debug("response %s is kept by this router alone: %s", id_, error)
+        if self._far is None or not self._far.takes(name, value):
+            self._near.put_now(name, value)
+            return
+        try:
+            await self._far.put([(name, value)])
+        except IndexNotAskedError as error:
+            log.debug("response %s is kept by this router alone: %s", id_, error)
+            self._near.put_now(name, value)
+        except PageIndexError as error:
+            # It may be far all the same, and be deleted there by others: a copy here would outlive that.
+            log.debug("nobody knows whether response %s is kept: %s", id_, error)
 
     async def get(self, tenant: str, id_: str, param: str) -> Kept:
         """Return a response.
@@ -85,16 +93,14 @@ class ResponseStore:
         Raises:
             ApiError: 404; 503 where another router may have it, and it cannot be had now.
         """
-        name, value, known = self._name(tenant, id_), None, True
-        if self._far is not None:
+        name = self._name(tenant, id_)
+        value = self._near.get_now(name)
+        if value is None and self._far is not None:
             try:
                 value = await self._far.get(name)
-            except PageIndexError:
-                known = False
-        if value is None:
-            value = self._near.get_now(name)
-            if value is None and not known:
-                raise self._not_now(f"Response {shown(id_)!r} cannot be looked for at present.")
+            except PageIndexError as error:
+                message = f"Response {shown(id_)!r} cannot be looked for at present."
+                raise self._not_now(message) from error
         if value is None or value == _FORGOTTEN:
             raise ApiError(
                 404,
@@ -111,9 +117,10 @@ class ResponseStore:
         Raises:
             ApiError: 404; 503 where others may still have it.
         """
-        await self.get(tenant, id_, "response_id")
         name = self._name(tenant, id_)
-        self._near.put_now(name, _FORGOTTEN)
+        if self._near.drop_now(name):
+            return
+        await self.get(tenant, id_, "response_id")
         if self._far is not None:
             try:
                 await self._far.put([(name, _FORGOTTEN)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import httpx
 import openai
 import pytest
 
+from pie.index.errors import IndexNotAskedError, IndexUnavailableError
 from pie.index.shelf import MemoryShelf, ShelfLimits
 from pie.router.errors import ApiError
 from pie.router.responding import Kept, ResponseStore
@@ -262,3 +264,113 @@ async def test_what_is_kept_is_bounded_and_forgotten_when_asked() -> None:
         with pytest.raises(ApiError, match="is not kept"):
             await store.drop("", "4")
     shelf.check()
+
+
+KEPT = Kept(b"{}", b"[]", "s")
+
+
+class Far(MemoryShelf):
+    """What routers share, in this process, which can go away."""
+
+    def __init__(self, budget_bytes: int = 20_000) -> None:
+        super().__init__(ShelfLimits(99, budget_bytes, 3600, by_use=True))
+        self.away: type[IndexUnavailableError] | None = None
+        self.loses_answers = False
+
+    async def put(self, values: Sequence[tuple[str, bytes]]) -> None:
+        if self.away:
+            raise self.away("Redis: away")
+        await super().put(values)
+        if self.loses_answers:
+            raise IndexUnavailableError("Redis: no answer")
+
+    async def get(self, name: str) -> bytes | None:
+        if self.away:
+            raise self.away("Redis: away")
+        return await super().get(name)
+
+    def lose_all(self) -> None:
+        for name in list(self._kept):
+            self.drop_now(name)
+
+
+def router_beside(far: Far) -> ResponseStore:
+    near = MemoryShelf(ShelfLimits(99, 50_000, 3600, by_use=True))
+    return ResponseStore(near, far, secret=bytes(32), retry_after_s=1)
+
+
+async def status(store: ResponseStore, name: str) -> int:
+    try:
+        await store.get("t", name, "x")
+    except ApiError as error:
+        return error.status
+    return 200
+
+
+async def deleted(store: ResponseStore, name: str) -> int:
+    try:
+        await store.drop("t", name)
+    except ApiError as error:
+        return error.status
+    return 200
+
+
+async def test_what_another_router_deleted_never_comes_back() -> None:
+    far = Far()
+    a, b = router_beside(far), router_beside(far)
+    for name in ("evicted", "away", "lost"):
+        await a.put("t", name, KEPT)
+        assert await status(b, name) == 200
+        assert await deleted(b, name) == 200
+        if name == "evicted":
+            for number in range(200):
+                await b.put("t", f"later {number}", KEPT)
+        elif name == "away":
+            for far.away in (IndexUnavailableError, IndexNotAskedError):
+                assert await status(a, name) == 503
+            far.away = None
+        else:
+            far.lose_all()
+        assert await status(a, name) == 404
+        assert await deleted(a, name) == 404
+
+
+async def test_one_that_may_have_come_to_all_is_not_one_routers_own() -> None:
+    far = Far()
+    a, b = router_beside(far), router_beside(far)
+    far.loses_answers = True
+    await a.put("t", "r", KEPT)
+    far.loses_answers = False
+    assert await status(a, "r") == await status(b, "r") == 200
+    await b.drop("t", "r")
+    far.lose_all()
+    assert await status(a, "r") == 404
+
+
+async def test_what_was_made_while_redis_is_away_or_is_too_large_is_one_routers_own() -> None:
+    far = Far()
+    a, b = router_beside(far), router_beside(far)
+    far.away = IndexNotAskedError
+    await a.put("t", "made away", KEPT)
+    far.away = None
+    await a.put("t", "larger", Kept(b"r" * 15_000, b"r" * 5_000, "s"))
+    for name in ("made away", "larger"):
+        for far.away in (IndexNotAskedError, None):
+            assert await status(a, name) == 200
+            assert await status(b, name) == (503 if far.away else 404)
+    far.away = IndexNotAskedError
+    assert await deleted(a, "larger") == 200
+    far.away = None
+    assert await status(a, "larger") == 404
+
+
+async def test_a_response_is_deleted_once_redis_knows() -> None:
+    far = Far()
+    a, b = router_beside(far), router_beside(far)
+    await a.put("t", "r", KEPT)
+    far.away = IndexNotAskedError
+    assert [await deleted(one, "r") for one in (a, a, b)] == [503, 503, 503]
+    far.away = None
+    assert [await status(one, "r") for one in (a, b)] == [200, 200]
+    assert await deleted(a, "r") == 200
+    assert [await status(one, "r") for one in (a, b)] == [404, 404]

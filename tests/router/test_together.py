@@ -303,24 +303,40 @@ async def test_without_redis_each_router_knows_its_own(
         routers = [await cluster.router(1) for _ in range(2)]
         own, other = (cluster.openai(router) for router in routers)
         before = await own.responses.create(model="mock", input=SAID)
+        gone = await own.responses.create(model="mock", input=SAID)
+        await other.responses.delete(gone.id)
         server.kill()
-        response = await own.responses.create(
-            model="mock", input=SAID, previous_response_id=before.id
+        # What others may have deleted nobody shows, goes on after, or says to be deleted.
+        for name in (gone.id, before.id):
+            with pytest.raises(openai.APIStatusError, match="at present") as refused:
+                await own.responses.create(model="mock", input=SAID, previous_response_id=name)
+            assert refused.value.status_code == 503
+            for _ in range(2):
+                with pytest.raises(openai.APIStatusError, match="at present") as refused:
+                    await own.responses.delete(name)
+                assert refused.value.status_code == 503
+        response = await own.responses.create(model="mock", input=SAID)
+        later = await own.responses.create(
+            model="mock", input=SAID, previous_response_id=response.id
         )
         assert await own.responses.retrieve(response.id) == response
-        for name in (before.id, response.id):
+        for client, name in ((own, gone.id), (own, before.id), (other, response.id)):
             with pytest.raises(openai.APIStatusError, match="at present") as refused:
-                await other.responses.retrieve(name)
+                await client.responses.retrieve(name)
             assert refused.value.status_code == 503
             assert refused.value.response.headers["retry-after"]
-        with pytest.raises(openai.APIStatusError, match="cannot be deleted now"):
-            await own.responses.delete(before.id)
+        await own.responses.delete(later.id)
+        with pytest.raises(openai.APIStatusError, match="at present"):
+            await own.responses.retrieve(later.id)
         assert (await http.get(f"{routers[1].url}/admin/requests/none")).status_code == 503
         server.start()
         await until(lambda: all(r.status().routers_together == "ok" for r in routers), 30)
         await own.responses.delete(before.id)
-        with pytest.raises(openai.NotFoundError):
-            await other.responses.retrieve(before.id)
+        for client in (own, other):
+            for name in (gone.id, before.id, later.id):
+                with pytest.raises(openai.NotFoundError):
+                    await client.responses.retrieve(name)
+        assert await own.responses.retrieve(response.id) == response
         # What one router did without Redis is told when that is back.
         assert (await told_of(http, routers[1], response.id))["request_id"]
     finally:
