@@ -38,13 +38,16 @@ from pie.simulator.conductor import Conductor
 from pie.simulator.cost_model import CostModel
 from pie.simulator.engine import EngineSpec
 from pie.simulator.errors import SetupError
+from pie.simulator.kept import Kept
 from pie.simulator.leave import Leave, check_leaves
+from pie.simulator.not_simulated import not_simulated
 from pie.simulator.outcome import Outcome
 from pie.simulator.page_orders import WorkerOrders
 from pie.simulator.pool import SimulatedPool
 from pie.simulator.rounds import EVERY_S, Rounds
 from pie.simulator.tier import MockTier, OnChange
 from pie.simulator.trace import MOST_S, TraceRequest
+from pie.simulator.watch import LIMIT_S, Watch
 from pie.simulator.worker import PoolStores, SimulatedWorker
 from pie.wire.messages import Refused, TokenDelta
 
@@ -109,18 +112,23 @@ class SimulatedCluster:
     Args:
         spec: What it is made of.
         policies: Which ones decide.
+        limit_s: What a user's policy may take for one answer, in real time.
     """
 
-    def __init__(self, spec: ClusterSpec, policies: PolicySet) -> None:
+    def __init__(self, spec: ClusterSpec, policies: PolicySet, *, limit_s: float = LIMIT_S) -> None:
         spec.check()
+        self._watch = Watch(limit_s)
         self.spec = spec
         self.clock = VirtualClock()
-        self._kept: list[_Kept] = []
+        self._kept: list[Kept] = []
         self.mirror = Mirror()
-        self._chooser = Chooser(
-            self.mirror, policies.new_routing(), RouterMetrics(), clock=self.clock.now_s
-        )
+        routing = self._watch.routing(policies.routing.name, policies.new_routing())
+        self._chooser = Chooser(self.mirror, routing, RouterMetrics(), clock=self.clock.now_s)
         self._moves = policies.worker_moves()
+        self.not_simulated = not_simulated(
+            policies, has_host=spec.host_pages > 0, has_pool=spec.pool_pages > 0
+        )
+        """What the policies say and nobody does here; all that they order is carried out."""
         self.pool = self._new_pool(policies) if spec.pool_pages else None
         self.workers = [self._new_worker(place, policies) for place in spec.worker_places()]
         self._up = {worker.books.record.place: worker for worker in self.workers}
@@ -130,13 +138,19 @@ class SimulatedCluster:
             self._chooser.demand,
             self._chooser.conversations,
         )
-        self.conductor = Conductor(policies, overview, self, self.pool)
+        self.conductor = Conductor(
+            [(name, self._watch.cluster(name, one)) for name, one in policies.new_cluster()],
+            overview,
+            self,
+            self.pool,
+        )
         self.lost = 0
         """Pages that workers had alone when they left."""
         self._ended: Callable[[], None] = lambda: None
         self._submitted = self._over = 0
         self._rounds = Rounds()
         self._changes = 0
+        """Grows with all that orders and places that leave change."""
         self._coming_s = math.inf
         """When the next request arrives; infinite where none does."""
         self._over_s = 0.0
@@ -147,7 +161,12 @@ class SimulatedCluster:
             self.clock.at(EVERY_S, self._tick)
 
     def run_open(self, trace: Sequence[TraceRequest], *, speed: float = 1.0) -> None:
-        """Let requests arrive at the trace's times, `speed` times as fast."""
+        """Let requests arrive at the trace's times, `speed` times as fast.
+
+        Raises:
+            SetupError: The trace cannot be carried, or not so fast.
+            StalledError: A user's policy has not come back.
+        """
         if not _SLOWEST <= speed <= _FASTEST:
             raise SetupError(f"speed must be from {_SLOWEST} to {_FASTEST:,}, not {speed}")
         self._check(trace)
@@ -169,7 +188,7 @@ class SimulatedCluster:
                 self.clock.at(self._coming_s, lambda: arrive(request))
 
         plan()
-        self.clock.run()
+        self._run()
 
     def run_closed(self, trace: Sequence[TraceRequest], *, clients: int) -> None:
         """Let so many clients ask one request after the other, in the trace's order."""
@@ -186,7 +205,7 @@ class SimulatedCluster:
         self._ended = lambda: _soon(self.clock, next_one)
         for _ in range(clients):
             _soon(self.clock, next_one)
-        self.clock.run()
+        self._run()
 
     def check(self) -> None:
         """Raise `AssertionError` where parts contradict themselves or each other."""
@@ -204,17 +223,18 @@ class SimulatedCluster:
             for place, node in self.pool.nodes.items():
                 assert self.mirror.pages(place).get(Tier.POOL_RAM, 0) == len(node.tier)
 
-    def not_simulated(self) -> list[str]:
-        """Return what the policies say and nobody does here; all that they order is carried out."""
-        ahead, spec = self._moves.looks_ahead, self.spec
-        if ahead and spec.host_pages and spec.pool_pages:
-            return [f"prefetch: pages of the next {ahead} requests in a queue are not brought near"]
-        return []
-
     def orders_of(self, place: PlaceId) -> WorkerOrders | None:
         """Return what carries a worker's orders out; None where there is no such worker."""
         worker = self._up.get(place)
         return None if worker is None else worker.orders
+
+    def _run(self) -> None:
+        with self._watch:
+            self.clock.run()
+
+    def _retention(self, policies: PolicySet, name: str) -> RetentionManager:
+        policy = self._watch.retention(policies.retention.name, policies.new_retention())
+        return RetentionManager(policy, name=name)
 
     def _check(self, trace: Sequence[TraceRequest]) -> None:
         context = self.spec.engine.pages * self.spec.engine.page_tokens
@@ -272,19 +292,13 @@ class SimulatedCluster:
         coming_s = [leave.at_s for leave in self.spec.leaves if leave.at_s >= now_s]
         event_s = min([self._coming_s, *coming_s])
         is_busy = self._over < self._submitted or leaving
-        before, self._changes = self._changes, self._count_changes()
+        before, pool = self._changes, self.pool
+        self._changes = self.conductor.changes + (0 if pool is None else pool.copied + pool.dropped)
         if is_busy or math.isfinite(event_s) or (unsettled and now_s < self._over_s + _LINGER_S):
             moving = any(worker.orders.is_busy for worker in self._up.values())
             changed = moving or self._changes != before
             next_s = self._rounds.next_s(now_s, is_busy=is_busy, changed=changed, event_s=event_s)
             self.clock.at(next_s, self._tick)
-
-    def _count_changes(self) -> int:
-        """Return a number that grows with all that orders and leaving places change."""
-        count = self.conductor.changes
-        if self.pool is not None:
-            count += self.pool.copied + self.pool.dropped
-        return count
 
     def _leave(self, place: PlaceId) -> None:
         """Let a place leave."""
@@ -335,7 +349,7 @@ class SimulatedCluster:
                 Tier.HOST,
                 spec.host_pages,
                 page_bytes=page_bytes,
-                retention=RetentionManager(policies.new_retention(), name="host"),
+                retention=self._retention(policies, "host"),
                 clock=self.clock,
                 on_change=publish,
             )
@@ -348,7 +362,7 @@ class SimulatedCluster:
             spec.cost,
             self.clock,
             publish=publish,
-            retention=RetentionManager(policies.new_retention(), name="device"),
+            retention=self._retention(policies, "device"),
             host=host,
             pool=self.pool,
             pool_stores=stores,
@@ -370,7 +384,7 @@ class SimulatedCluster:
                 Tier.POOL_RAM,
                 pages,
                 page_bytes=page_bytes,
-                retention=RetentionManager(policies.new_retention(), name=record.place),
+                retention=self._retention(policies, record.place),
                 clock=self.clock,
                 on_change=changed,
             )
@@ -398,14 +412,14 @@ class SimulatedCluster:
         """Return what a place says its changes through; they are known at once."""
         self.mirror.place_up(record)
         seq = 0
-        kept: dict[Tier, _Kept] = {}
+        kept: dict[Tier, Kept] = {}
 
         def publish(entries: Sequence[PageEntry], stored: bool) -> None:
             nonlocal seq
             seq += 1
             tier = entries[0].tier
             if tier not in kept:
-                kept[tier] = _Kept(record.place, tier)
+                kept[tier] = Kept(record.place, tier)
                 self._kept.append(kept[tier])
             kept[tier].change(len(entries) if stored else -len(entries), self.clock.now_s())
             event = PageStored if stored else PageRemoved
@@ -435,23 +449,6 @@ class SimulatedCluster:
         answer = array("I", (request.answer,)) * (request.output_tokens - 1)
         keys = prefix.longer(answer).keys(MODEL, self.spec.engine.page_tokens)
         self._chooser.conversations.ended((None, request.session), keys, self.clock.now_s())
-
-
-@dataclass(slots=True)
-class _Kept:
-    """How many pages a place has in a tier, over time."""
-
-    place: PlaceId
-    tier: Tier
-    page_seconds: float = 0.0
-    pages: int = 0
-    since_s: float = 0.0
-
-    def change(self, pages: int, now_s: float) -> None:
-        """Count what was there until now; from now on there are so many more."""
-        self.page_seconds += self.pages * (now_s - self.since_s)
-        self.pages += pages
-        self.since_s = now_s
 
 
 @dataclass(slots=True)

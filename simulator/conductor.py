@@ -11,7 +11,7 @@ can want anything is passed over: then nothing is looked at.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from pie.page.events import PlaceId
@@ -30,7 +30,6 @@ from pie.policies.cluster_policy import (
 from pie.policies.drain import Drain
 from pie.policies.expire import Expire
 from pie.policies.follow_session import FollowSession
-from pie.policies.policy_set import PolicySet
 from pie.policies.prefetch import Prefetch
 from pie.policies.rebalance import Rebalance
 from pie.policies.spill_to_pool import SpillToPool
@@ -57,7 +56,7 @@ class Conductor:
     """The rounds of one simulation.
 
     Args:
-        policies: Who is asked.
+        asked: Who is asked, with what events call them.
         overview: What they are shown.
         workers: Who carries out orders about pages.
         pool: Who keeps copies; None where there is no pool.
@@ -65,12 +64,11 @@ class Conductor:
 
     def __init__(
         self,
-        policies: PolicySet,
+        asked: Sequence[tuple[str, ClusterPolicy]],
         overview: Overview,
         workers: Workers,
         pool: SimulatedPool | None,
     ) -> None:
-        asked = policies.new_cluster()
         self._policies: list[ClusterPolicy] = [policy for _, policy in asked]
         self._manager = ClusterManager(asked)
         self._overview = overview

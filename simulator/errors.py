@@ -2,7 +2,8 @@
 
 SimulatorError
 ├── TraceError      a trace that cannot be read, with every problem and its line
-└── SetupError      a cluster that cannot be simulated, or that cannot carry a trace
+├── SetupError      a cluster that cannot be simulated, or that cannot carry a trace
+└── StalledError    a user's policy that has not come back
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ class SimulatorError(Exception):
 
 class SetupError(SimulatorError):
     """A cluster that cannot be simulated; the message says why and what is allowed."""
+
+
+class StalledError(SimulatorError):
+    """A user's policy has not come back; the message names it."""
 
 
 class TraceError(SimulatorError):

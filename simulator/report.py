@@ -148,7 +148,7 @@ def report_of(name: str, cluster: SimulatedCluster) -> Report:
         evicted_pages=evicted,
         bytes_moved=moved,
         orders=_order_report(cluster, page_bytes),
-        not_simulated=cluster.not_simulated(),
+        not_simulated=cluster.not_simulated,
         pages_lost=cluster.lost,
         storage_gb_hours={
             tier.name.lower(): round(seconds / 3600 * page_bytes / _GB, 6)

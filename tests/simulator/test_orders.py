@@ -245,6 +245,24 @@ def test_what_nobody_does_here_is_told() -> None:
     assert told(pooled(), 0) == told(spec(), 3) == []
 
 
+def test_that_a_named_prefix_means_nothing_here_is_told() -> None:
+    policies = """
+prefixes: {support: {system: You are the support desk.}, short: {tokens: [1, 2, 3]}}
+worker:
+  rules:
+    - {match: {prefix: support}, action: pin}
+    - {match: {prefix: short}, action: pin}
+    - {match: {tenant: a}, action: pin}
+cluster:
+  migration: [{policy: replicate, prefix: support, copies: 2}, {policy: replicate, tenant: a, copies: 2}]
+"""
+    unknown = "which pages are those of the prefix `support` is not known, so that it"
+    assert orders_told([report_of("x", cluster(spec(), policies))]) == [
+        f"x: not simulated: replicate: {unknown} does nothing about it",
+        f"x: not simulated: pin: {unknown} keeps none of them",
+    ]
+
+
 def test_a_conversation_that_was_moved_goes_on_at_the_other_worker() -> None:
     simulated = scripted(pooled(), {3: [MoveSession("s", PlaceId("worker-2"), "test")]})
     simulated.run_open([ask(at * 2.0, (at + 1, 3), session="s") for at in range(6)])

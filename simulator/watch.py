@@ -1,0 +1,199 @@
+"""Users' policies asked by a limit, so that one that does not come back ends the simulation and not its user's day.
+
+Covers the limit, and users' policies of each kind under it; built-in ones are asked as ever. Does not cover how a
+thread is made to leave what it runs (`pie.policies.ending`) or deadlines while serving (`pie.policies.aside`), which
+are far shorter and in real time, and so would make each simulation another one.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import TypeVar
+
+from pie.page.events import Part
+from pie.page.key import PageKey
+from pie.policies.cluster_policy import ClusterPolicy, ClusterView, Order
+from pie.policies.ending import Endable, PolicyEndedError
+from pie.policies.retention import PageView, RetentionPolicy
+from pie.policies.routing import Choice, RequestView, RoutingPolicy, WorkerView
+from pie.policies.rules import Ruled
+from pie.simulator.errors import StalledError
+
+LIMIT_S = 10.0
+"""What one question may take. Policies that a router or a worker asks have some milliseconds."""
+_LOOK_S = 0.1
+
+_T = TypeVar("_T")
+
+
+class Watch:
+    """Looks on while users' policies are asked, from the thread that enters it.
+
+    Leaving it raises `StalledError` where one of them has not come back.
+
+    Args:
+        limit_s: What one question may take.
+    """
+
+    def __init__(self, limit_s: float = LIMIT_S) -> None:
+        self.limit_s = limit_s
+        self._endable = Endable()
+        self._until_s = math.inf
+        self._late: str | None = None
+        self._asked = ""
+        self._has_users = False
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> None:
+        if self._has_users:
+            is_main = threading.current_thread() is threading.main_thread()
+            self._thread = threading.Thread(
+                target=self._look, args=(is_main,), name="pie-policy-watch", daemon=True
+            )
+            self._thread.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self._late is not None:
+            raise StalledError(
+                f"{self._late} has not come back in {self.limit_s:g} s, which ends the simulation"
+            ) from None
+
+    def retention(self, name: str, policy: RetentionPolicy) -> RetentionPolicy:
+        """Return a retention policy that is asked by the limit; a built-in one as it is."""
+        if isinstance(policy, Ruled):
+            return Ruled(self.retention(name, policy.policy), policy.rules, policy.prefixes)
+        if _is_builtin(policy):
+            return policy
+        self._has_users = True
+        return _Retention(self, f"the retention policy {name}", policy)
+
+    def routing(self, name: str, policy: RoutingPolicy) -> RoutingPolicy:
+        """Return the same of a routing policy."""
+        if _is_builtin(policy):
+            return policy
+        self._has_users = True
+        return _Routing(self, f"the routing policy {name}", policy)
+
+    def cluster(self, name: str, policy: ClusterPolicy) -> ClusterPolicy:
+        """Return the same of a cluster policy."""
+        if _is_builtin(policy):
+            return policy
+        self._has_users = True
+        return _Cluster(self, f"the cluster policy {name}", policy)
+
+    def ask(self, name: str, work: Callable[[], _T], until_s: float | None = None) -> _T:
+        """Return what a policy answers.
+
+        Args:
+            name: What the policy is called.
+            work: Asks it.
+            until_s: When it must have come back, by `time.monotonic`; after the limit where None.
+
+        Raises:
+            PolicyEndedError: It has not come back, now or earlier.
+            BaseException: What it raised.
+        """
+        if self._late is None:
+            self._asked = name
+            self._until_s = self.until_s() if until_s is None else until_s
+            try:
+                answer = self._endable.run(work)
+            except BaseException:
+                if not self._endable.was_ended:
+                    raise
+            else:
+                if not self._endable.was_ended:
+                    return answer
+            finally:
+                self._until_s = math.inf
+            self._late = name
+        raise PolicyEndedError
+
+    def until_s(self) -> float:
+        """Return when a question of now must be answered."""
+        return time.monotonic() + self.limit_s
+
+    def each(self, name: str, answers: Callable[[], Iterable[_T]]) -> Iterator[_T]:
+        """Yield what a policy answers, one after the other, all of them by one limit."""
+        until_s = self.until_s()
+        found = self.ask(name, lambda: iter(answers()), until_s)
+        end = object()
+        while (one := self.ask(name, lambda: next(found, end), until_s)) is not end:
+            yield one  # type: ignore[misc]
+
+    def _look(self, is_main: bool) -> None:
+        while not self._over.wait(_LOOK_S):
+            if time.monotonic() < self._until_s:
+                continue
+            again = self._endable.was_ended
+            # An error reaches code of Python. A wait, such as a sleep, ends at a signal, which the main thread has.
+            if (
+                self._endable.end()
+                and again
+                and is_main
+                and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            ):
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+
+class _Retention:
+    def __init__(self, watch: Watch, name: str, policy: RetentionPolicy) -> None:
+        self._watch = watch
+        self._name = name
+        self._policy = policy
+
+    def stored(self, page: PageView, now_s: float) -> None:
+        """Pass it on."""
+        self._watch.ask(self._name, lambda: self._policy.stored(page, now_s))
+
+    def hit(self, key: PageKey, part: Part, now_s: float) -> None:
+        """Pass it on."""
+        self._watch.ask(self._name, lambda: self._policy.hit(key, part, now_s))
+
+    def removed(self, key: PageKey, part: Part) -> None:
+        """Pass it on."""
+        self._watch.ask(self._name, lambda: self._policy.removed(key, part))
+
+    def victims(self, bytes_needed: int, now_s: float) -> Iterable[tuple[PageKey, Part]]:
+        """Return what it proposes."""
+        return self._watch.each(self._name, lambda: self._policy.victims(bytes_needed, now_s))
+
+
+class _Routing:
+    def __init__(self, watch: Watch, name: str, policy: RoutingPolicy) -> None:
+        self._watch = watch
+        self._name = name
+        self._policy = policy
+
+    def choose(self, request: RequestView, workers: Sequence[WorkerView]) -> Choice:
+        """Return its choice."""
+        return self._watch.ask(self._name, lambda: self._policy.choose(request, workers))
+
+
+class _Cluster:
+    def __init__(self, watch: Watch, name: str, policy: ClusterPolicy) -> None:
+        self._watch = watch
+        self._name = name
+        self._policy = policy
+
+    def decide(self, view: ClusterView) -> Iterable[Order]:
+        """Return its orders."""
+        return self._watch.each(self._name, lambda: self._policy.decide(view))
+
+
+def _is_builtin(policy: object) -> bool:
+    return type(policy).__module__.startswith("pie.policies.")

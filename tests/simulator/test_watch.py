@@ -1,0 +1,146 @@
+"""Users' policies that do not come back: they end the simulation, and are named."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+
+import pytest
+
+from pie.page.events import Part
+from pie.page.key import PageKey
+from pie.policies.cluster_policy import ClusterView, Order
+from pie.policies.loader import load_policies
+from pie.policies.retention import PageView
+from pie.policies.routing import Choice, RequestView, WorkerView
+from pie.simulator.cluster import SimulatedCluster
+from pie.simulator.errors import StalledError
+from pie.simulator.report import report_of
+from tests.simulator.parts import ask, spec
+
+TRACE = [ask(at * 0.5, (at + 1, 40), output=2) for at in range(30)]
+
+
+def for_ever() -> None:
+    while True:
+        pass
+
+
+class Retention:
+    """Does nothing; the base of those that hang."""
+
+    def stored(self, page: PageView, now_s: float) -> None:
+        """Do nothing."""
+
+    def hit(self, key: PageKey, part: Part, now_s: float) -> None:
+        """Do nothing."""
+
+    def removed(self, key: PageKey, part: Part) -> None:
+        """Do nothing."""
+
+    def victims(self, bytes_needed: int, now_s: float) -> Iterable[tuple[PageKey, Part]]:
+        """Propose nothing."""
+        return ()
+
+
+class VictimsLoop(Retention):
+    def victims(self, bytes_needed: int, now_s: float) -> Iterable[tuple[PageKey, Part]]:
+        for_ever()
+        return ()
+
+
+class VictimsLoopLate(Retention):
+    def victims(self, bytes_needed: int, now_s: float) -> Iterator[tuple[PageKey, Part]]:
+        yield PageKey(bytes(32)), Part.FULL
+        for_ever()
+
+
+class StoredLoops(Retention):
+    def stored(self, page: PageView, now_s: float) -> None:
+        for_ever()
+
+
+class VictimsSleep(Retention):
+    def victims(self, bytes_needed: int, now_s: float) -> Iterable[tuple[PageKey, Part]]:
+        time.sleep(3_600)
+        return ()
+
+
+class VictimsCatch(Retention):
+    def victims(self, bytes_needed: int, now_s: float) -> Iterable[tuple[PageKey, Part]]:
+        with contextlib.suppress(BaseException):
+            for_ever()
+        return ()
+
+
+class RoutingLoops:
+    def choose(self, request: RequestView, workers: Sequence[WorkerView]) -> Choice:
+        for_ever()
+        return Choice(workers[0].place)
+
+
+class DecideLoops:
+    def decide(self, view: ClusterView) -> Iterable[Order]:
+        for_ever()
+        return ()
+
+
+class RoutingFirst:
+    def choose(self, request: RequestView, workers: Sequence[WorkerView]) -> Choice:
+        return Choice(workers[0].place)
+
+
+def simulated(text: str, *, limit_s: float = 0.3) -> SimulatedCluster:
+    policies = load_policies(text.replace("MY", __name__), name="test")
+    return SimulatedCluster(spec(pages=16), policies, limit_s=limit_s)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("worker: {retention: 'MY:VictimsLoop'}", "retention policy MY:VictimsLoop"),
+        ("worker: {retention: 'MY:VictimsLoopLate'}", "retention policy MY:VictimsLoopLate"),
+        ("worker: {retention: 'MY:VictimsCatch'}", "retention policy MY:VictimsCatch"),
+        ("worker: {retention: 'MY:VictimsSleep'}", "retention policy MY:VictimsSleep"),
+        ("worker: {retention: 'MY:StoredLoops'}", "retention policy MY:StoredLoops"),
+        ("cluster: {routing: 'MY:RoutingLoops'}", "routing policy MY:RoutingLoops"),
+        ("cluster: {migration: ['MY:DecideLoops']}", "cluster policy MY:DecideLoops"),
+    ],
+)
+def test_a_policy_that_does_not_come_back_ends_the_simulation(text: str, said: str) -> None:
+    with pytest.raises(StalledError) as told:
+        simulated(text).run_open(TRACE)
+    said = said.replace("MY", __name__)
+    assert str(told.value) == (f"the {said} has not come back in 0.3 s, which ends the simulation")
+    assert not [one for one in threading.enumerate() if one.name == "pie-policy-watch"]
+
+
+def test_it_ends_one_that_runs_beside_the_main_thread_too() -> None:
+    told: list[Exception] = []
+
+    def run() -> None:
+        try:
+            simulated("worker: {retention: 'MY:VictimsLoop'}").run_open(TRACE)
+        except StalledError as error:
+            told.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert len(told) == 1
+
+
+def test_policies_that_come_back_decide_as_before() -> None:
+    users = simulated(
+        "{worker: {retention: 'MY:Retention'}, cluster: {routing: 'MY:RoutingFirst'}}"
+    )
+    users.run_open(TRACE)
+    assert {one.place for one in users.outcomes} == {"worker-0"}
+    # One that proposes nothing is helped out by `lru`.
+    builtin = simulated("{worker: {retention: lru}, cluster: {routing: 'MY:RoutingFirst'}}")
+    builtin.run_open(TRACE)
+    assert report_of("x", users) == report_of("x", builtin)
+    assert users.workers[0].engine.table.counts().idle > 0
