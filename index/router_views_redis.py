@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Annotated, Any, TypeAlias, cast
 
 import msgspec
 import redis
@@ -24,8 +24,11 @@ import redis
 from pie.index.client import is_strange, make_client, raise_others, translated
 from pie.index.errors import IndexStrangeError
 from pie.index.router_views import (
+    MOST_GROUPS,
     MOST_MOVES,
     MOST_ROUTERS,
+    MOST_SESSION_PAGES,
+    MOST_SESSIONS,
     TTL_S,
     Move,
     RouterView,
@@ -49,19 +52,25 @@ _PAGES_OF_ALL = 2 << 20
 _HEADS_AT_ONCE = 16
 _MOVES_TTL_MS = 600_000
 
+_MOST_HEAD_BYTES = 1 << 20
+"""Several times what a router writes. A larger one is not read."""
+
 Pages = Sequence[PageKey]
+# What no router writes is not read: a head that is beyond these is none.
+_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 32)]
+_Number: TypeAlias = Annotated[float, msgspec.Meta(ge=-1e12, le=1e12)]
 
 
 class _Ref(msgspec.Struct, frozen=True, array_like=True):
     """Which pages a field of the hash holds: how many, and the last one."""
 
-    count: int = 0
+    count: Annotated[int, msgspec.Meta(ge=0, le=MOST_SESSION_PAGES)] = 0
     last: bytes = b""
 
 
 class _Group(msgspec.Struct, frozen=True, array_like=True):
     group: bytes
-    uses_per_s: float
+    uses_per_s: Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
     chain: _Ref
     model_root: bytes
     tenant_tag: str
@@ -72,18 +81,18 @@ class _Session(msgspec.Struct, frozen=True, array_like=True):
     tag: str
     place: str
     pages: _Ref
-    used_s: float
+    used_s: _Number
     is_running: bool
     came_from: str | None
-    moved_s: float
-    shared: int
+    moved_s: _Number
+    shared: _Count
     model_root: bytes
     tenant_tag: str
 
 
 class _Head(msgspec.Struct, frozen=True, array_like=True):
-    groups: tuple[_Group, ...]
-    sessions: tuple[_Session, ...]
+    groups: Annotated[tuple[_Group, ...], msgspec.Meta(max_length=MOST_GROUPS)]
+    sessions: Annotated[tuple[_Session, ...], msgspec.Meta(max_length=MOST_SESSIONS)]
 
 
 class RedisRouterViews:
@@ -138,7 +147,9 @@ class RedisRouterViews:
         names = self._listed()
         heads: dict[str, _Head] = {}
         for at in range(0, len(names), _HEADS_AT_ONCE):
-            some = names[at : at + _HEADS_AT_ONCE]
+            some = self._small(names[at : at + _HEADS_AT_ONCE])
+            if not some:
+                continue
             with translated():
                 pipe = self._client.pipeline(transaction=False)
                 for name in some:
@@ -218,10 +229,10 @@ class RedisRouterViews:
             pipe.hlen(key)
             pipe.pexpire(key, self._ttl_ms)
             pipe.sadd(self._names, self._router)
-            pipe.smembers(self._names)
+            pipe.srandmember(self._names, MOST_ROUTERS)
             *_, count, _, joined, names = answers = pipe.execute(raise_on_error=False)
             raise_others(answers)
-        if isinstance(names, set):
+        if isinstance(names, list):
             self._routers = max(1, len(names))
         for field in gone:
             del self._written[field]
@@ -302,14 +313,29 @@ class RedisRouterViews:
         """Return the names of other routers that may have a view."""
         with translated():
             pipe = self._client.pipeline(transaction=False)
-            pipe.smembers(self._names)
+            # Not all, which may be any number: what has no view is taken out, and others have their turn.
+            pipe.srandmember(self._names, MOST_ROUTERS + 1)
             (answer,) = pipe.execute(raise_on_error=False)
             raise_others([answer])
         if is_strange(answer):
             self._unlink(self._names)
             return []
-        names = sorted(name.decode(errors="replace") for name in cast(set[bytes], answer))
+        names = sorted(name.decode(errors="replace") for name in cast(list[bytes], answer))
         return [name for name in names if name != self._router][:MOST_ROUTERS]
+
+    def _small(self, names: Sequence[str]) -> list[str]:
+        """Return those whose heads are of a size that routers write."""
+        with translated():
+            pipe = self._client.pipeline(transaction=False)
+            for name in names:
+                pipe.hstrlen(self._view + name, "head")
+            sizes = pipe.execute(raise_on_error=False)
+            raise_others(sizes)
+        return [
+            name
+            for name, size in zip(names, sizes, strict=True)
+            if isinstance(size, int) and 0 < size <= _MOST_HEAD_BYTES
+        ]
 
     def _in_turn(self, heads: Mapping[str, _Head]) -> list[str]:
         """Return whose pages are read, in order: another one is first each time, since there may be room for no more."""
@@ -375,7 +401,7 @@ class RedisRouterViews:
             )
             for one in head.groups
         ]
-        return RouterView(tuple(groups), tuple(sessions))
+        return bounded(RouterView(tuple(groups), tuple(sessions)))
 
     def _new_moves(self) -> list[Move]:
         """Return the moves since the last call."""
@@ -410,7 +436,7 @@ def _ref(pages: Pages) -> _Ref:
 
 
 def _pages(raw: bytes | None) -> Pages:
-    raw = raw or b""
+    raw = (raw or b"")[: MOST_SESSION_PAGES * _KEY_BYTES]
     return tuple(
         PageKey(raw[at : at + _KEY_BYTES]) for at in range(0, len(raw) - _KEY_BYTES + 1, _KEY_BYTES)
     )

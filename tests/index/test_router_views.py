@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import msgspec
 import pytest
 import redis
 
 from pie.index.errors import IndexUnavailableError
 from pie.index.router_views import (
+    MOST_GROUPS,
+    MOST_ROUTERS,
     MOST_SESSION_PAGES,
     MOST_SESSIONS,
     MemoryRouterViews,
@@ -242,3 +246,64 @@ def test_a_redis_that_lost_all_is_told_anew(own_redis_server: EmbeddedServer) ->
         with pytest.raises(IndexUnavailableError):
             two.others()
         own_redis_server.start()
+
+
+def planted(
+    client: redis.Redis, settings: IndexSettings, name: str, groups: object, sessions: object
+) -> None:
+    """Write a view as somebody else might."""
+    base = f"{settings.key_prefix}:{{routers}}"
+    client.hset(f"{base}:view:{name}", "head", msgspec.msgpack.encode([groups, sessions]))
+    client.sadd(f"{base}:seeing", name)
+
+
+def a_group(uses_per_s: float, of: int = 1) -> list[object]:
+    return [of.to_bytes(32, "big"), uses_per_s, [0, b""], b"", "", ""]
+
+
+def a_session(pages: int = 1, used_s: float = 0.0, moved_s: float = 0.0) -> list[object]:
+    return ["t", "w0", [pages, bytes(32)], used_s, False, None, moved_s, 0, b"", ""]
+
+
+@pytest.mark.live
+def test_a_view_that_no_router_wrote_is_none(index_settings: IndexSettings) -> None:
+    wrong: dict[str, tuple[list[object], list[object]]] = {
+        "many groups": ([a_group(1.0, of) for of in range(MOST_GROUPS + 1)], []),
+        "many sessions": ([], [a_session() for _ in range(MOST_SESSIONS + 1)]),
+        "large": ([[b"x" * (2 << 20), *a_group(1.0)[1:]]], []),
+        "pages": ([], [a_session(MOST_SESSION_PAGES + 1)]),
+        "fewer than none": ([], [a_session(-1)]),
+    }
+    for strange in (math.inf, -math.inf, math.nan, 1e308):
+        wrong[f"uses {strange}"] = ([a_group(strange)], [])
+        wrong[f"used {strange}"] = ([], [a_session(used_s=strange)])
+        wrong[f"moved {strange}"] = ([], [a_session(moved_s=strange)])
+    wrong["uses below none"] = ([a_group(-1.0)], [])
+    client = redis.Redis.from_url(index_settings.url)
+    with pair(index_settings) as (one, two):
+        one.tell(RouterView((), (seen(),)))
+        for name, (groups, sessions) in wrong.items():
+            planted(client, index_settings, name, groups, sessions)
+        planted(client, index_settings, "right", [a_group(2.0)], [a_session()])
+        told = two.others()
+        assert sorted(told) == ["one", "right"]
+        assert [group.uses_per_s for group in told["right"].groups] == [2.0]
+    client.close()
+
+
+@pytest.mark.live
+def test_names_that_nobody_has_do_not_hide_a_router_for_long(index_settings: IndexSettings) -> None:
+    client = redis.Redis.from_url(index_settings.url)
+    names = f"{index_settings.key_prefix}:{{routers}}:seeing"
+    with pair(index_settings) as (one, two):
+        one.tell(RouterView((), (seen(),)))
+        client.sadd(names, *(f"nobody {number}" for number in range(4 * MOST_ROUTERS)))
+        before = int(client.scard(names))
+        two.others()
+        left = int(client.scard(names))
+        assert 0 < before - left <= MOST_ROUTERS + 1, "no more are read at once than there may be"
+        for _ in range(8):
+            one.tell(RouterView((), (seen(),)))
+            two.others()
+        assert list(two.others()) == ["one"]
+    client.close()
