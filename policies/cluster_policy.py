@@ -1,19 +1,28 @@
 """Policies over the whole cluster: what they are shown, and what they may order.
 
-Covers frozen views and orders. Does not cover who gathers views (`pie.router.overview`), which orders are
-carried out (`pie.policies.cluster_manager`) or how (`pie.index.orders`, `pie.pool.migration`,
-`pie.worker.orders`).
+Covers views, of which no part can be changed, and orders. Does not cover who gathers views
+(`pie.router.overview`), which orders are carried out (`pie.policies.cluster_manager`) or how
+(`pie.index.orders`, `pie.pool.migration`, `pie.worker.orders`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from types import MappingProxyType
+from typing import Protocol, TypeVar
 
 from pie.page.events import PlaceId, PlaceKind
 from pie.page.key import PageKey
 from pie.policies.prefixes import NamedPages
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def _fixed(mapping: Mapping[K, V]) -> Mapping[K, V]:
+    """Return a mapping that nobody can change; one that is read-only already as it is."""
+    return mapping if type(mapping) is MappingProxyType else MappingProxyType(dict(mapping))
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +45,11 @@ class GroupView:
     """Whose prompt held it last; empty for no tenant's."""
     session_tag: str = ""
     """Which conversation's that was; empty for none."""
+
+    def __post_init__(self) -> None:
+        """Take sequences as tuples: several policies see one view, on a thread each."""
+        object.__setattr__(self, "chain", tuple(self.chain))
+        object.__setattr__(self, "workers", tuple(self.workers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +127,11 @@ class SessionView:
     model_root: bytes = b""
     tenant_tag: str = ""
 
+    def __post_init__(self) -> None:
+        """Take what has parts as what cannot be changed."""
+        object.__setattr__(self, "pages", tuple(self.pages))
+        object.__setattr__(self, "held", _fixed(self.held))
+
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
@@ -141,6 +160,13 @@ class ClusterView:
     """How many workers models are to have as was said last, by what clients call the model."""
     prefixes: Mapping[str, NamedPages] = field(default_factory=dict)
     """The pages of the prefixes that the policy file names."""
+
+    def __post_init__(self) -> None:
+        """Take what has parts as what cannot be changed."""
+        for name in ("groups", "places", "sessions"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        object.__setattr__(self, "wanted", _fixed(self.wanted))
+        object.__setattr__(self, "prefixes", _fixed(self.prefixes))
 
     def place(self, name: PlaceId) -> PlaceView | None:
         """Return a place; None where it is not up."""

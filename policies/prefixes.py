@@ -15,6 +15,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated
 
 from pydantic import Field
@@ -181,17 +182,19 @@ class Prefixes:
         return root in self._models or len(self._models) >= _MOST_MODELS
 
     def by_name(self) -> Mapping[str, NamedPages]:
-        """Return the pages of each prefix."""
+        """Return the pages of each prefix; read-only, since policies are shown it."""
         with self._lock:
             if self._shown is None:
                 found: dict[str, list[PageKey]] = {name: [] for name in self.named}
                 for key, names in self._names.items():
                     for name in names:
                         found[name].append(PageKey(key))
-                self._shown = {
-                    name: NamedPages(frozenset(keys), self.named[name].key)
-                    for name, keys in found.items()
-                }
+                self._shown = MappingProxyType(
+                    {
+                        name: NamedPages(frozenset(keys), self.named[name].key)
+                        for name, keys in found.items()
+                    }
+                )
             return self._shown
 
     def _add(self, name: str, keys: Sequence[PageKey]) -> None:

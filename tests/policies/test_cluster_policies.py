@@ -145,7 +145,7 @@ def test_a_policy_that_fails_changes_nothing_and_is_told() -> None:
 
 
 A, B = PlaceId("a"), PlaceId("b")
-CHAIN = [key(at) for at in range(40)]
+CHAIN = tuple(key(at) for at in range(40))
 
 
 def workers_view(uses: float, *has: PlaceId, now_s: float = 0.0) -> ClusterView:

@@ -40,7 +40,7 @@ from tests.policies.pages import Held, key
 
 A, B, POOL = PlaceId("a"), PlaceId("b"), PlaceId("pool")
 ROOT = b"model"
-PAGES = [key(at) for at in range(10)]
+PAGES = tuple(key(at) for at in range(10))
 
 
 def worker(place: PlaceId, **fields: object) -> PlaceView:
