@@ -6,7 +6,6 @@ Covers the numbers and what follows from them. Does not cover measuring them
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -18,6 +17,11 @@ from pie.worker.load_choice import LoadTier
 LOAD_TOKENS_PER_S: Mapping[LoadTier, float] = MappingProxyType(
     {LoadTier.HOST: 300_000.0, LoadTier.DISK: 50_000.0, LoadTier.POOL: 100_000.0}
 )
+
+_SLOWEST_PER_S, _FASTEST_PER_S = 1.0, 1e12
+_MOST_MS = 60_000
+"""A step or a load that takes longer is a mistake, and would be years of simulated seconds."""
+_MOST_PAGE_BYTES = 1 << 40
 
 
 class CostModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,16 +56,18 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         }
         positive |= {f"load_tokens_per_s.{k}": v for k, v in self.load_tokens_per_s.items()}
         for name, value in positive.items():
-            if not (math.isfinite(value) and value > 0):
-                raise SetupError(f"{name} must be a number above 0, not {value}")
-        for name, value in (
-            ("decode_step_ms", self.decode_step_ms),
-            ("decode_sequence_ms", self.decode_sequence_ms),
-            ("load_ms", self.load_ms),
-            ("page_bytes", float(self.page_bytes)),
+            if not _SLOWEST_PER_S <= value <= _FASTEST_PER_S:
+                raise SetupError(
+                    f"{name} must be from {_SLOWEST_PER_S:g} to {_FASTEST_PER_S:,.0f}, not {value}"
+                )
+        for name, value, most in (
+            ("decode_step_ms", self.decode_step_ms, _MOST_MS),
+            ("decode_sequence_ms", self.decode_sequence_ms, _MOST_MS),
+            ("load_ms", self.load_ms, _MOST_MS),
+            ("page_bytes", self.page_bytes, _MOST_PAGE_BYTES),
         ):
-            if not (math.isfinite(value) and value >= 0):
-                raise SetupError(f"{name} must be a number of at least 0, not {value}")
+            if not 0 <= value <= most:
+                raise SetupError(f"{name} must be from 0 to {most:,}, not {value}")
         if not self.decode_step_ms + self.decode_sequence_ms:
             raise SetupError("decode_step_ms must be above 0 where decode_sequence_ms is 0")
 

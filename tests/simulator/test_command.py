@@ -91,7 +91,15 @@ def test_an_output_that_cannot_be_written_is_one_sentence(tmp_path: Path, trace:
         ("{", "is not a cost model"),
         ('{"prefill_tokens_per_sec": 1}', "unknown field"),
         ('{"prefill_tokens_per_s": "fast"}', "Expected `float`"),
-        ('{"prefill_tokens_per_s": -1}', "prefill_tokens_per_s must be a number above 0"),
+        (
+            '{"prefill_tokens_per_s": -1}',
+            "prefill_tokens_per_s must be from 1 to 1,000,000,000,000, not -1",
+        ),
+        ('{"prefill_tokens_per_s": 1e-300}', "prefill_tokens_per_s must be from 1 to"),
+        (
+            '{"decode_step_ms": 1e12}',
+            "decode_step_ms must be from 0 to 60,000, not 1000000000000.0",
+        ),
         ('{"load_tokens_per_s": {"tape": 1}}', "tape"),
     ],
 )
