@@ -36,7 +36,6 @@ from pie.policies.cluster_policy import (
     WantWorkers,
 )
 from pie.policies.containing import is_own, told
-from pie.policies.hints import Hints
 from pie.policies.order_checks import (
     MOST_PAGES,
     Holders,
@@ -47,8 +46,8 @@ from pie.policies.order_checks import (
     bad_pages,
     looked_up,
 )
+from pie.policies.remembered import BYTES_PER_S, Remembered
 from pie.policies.steps import at_once
-from pie.policies.wishes import Wishes
 
 log = logging.getLogger("pie.policies.cluster_manager")
 
@@ -56,16 +55,11 @@ MOST_RAISED = 512
 """Groups with more copies than usual: every place keeps the list."""
 MOST_AT_ONCE = 32
 MOST_ORDERS = 8
-BYTES_PER_S = 256 << 20
-AGAIN_S = 20.0
 MOST_IN_VAIN = 32
 """Orders of a round that are refused for what a look at the index told: each look takes some milliseconds."""
 MOST_CHARS = 300
 """Of a reason or a name: an event is kept in Redis, and there are a thousand."""
-_QUIET_S = 60.0
-"""How long refusals for one reason are not told again."""
 _MOST_PROPOSALS = 1_000
-_MOST_REMEMBERED = 4_096
 _MOST_NUMBER = (1 << 31) - 1
 _ACTIONS: Mapping[type[object], str] = {
     StorePages: "store",
@@ -124,6 +118,8 @@ class Decision:
 
     table: dict[PageKey, int]
     """Groups with more copies than usual, as it is to be."""
+    remembered: Remembered = field(repr=False, compare=False)
+    """What the next rounds go by, once this one is kept."""
     given: list[Given] = field(default_factory=list)
     events: list[ClusterEvent] = field(default_factory=list)
     wanted: dict[str, Wanted] = field(default_factory=dict)
@@ -164,34 +160,31 @@ class ClusterManager:
     def __init__(self, policies: Sequence[tuple[str, ClusterPolicy]]) -> None:
         self._names = [name for name, _ in policies]
         self._policies = [policy for _, policy in policies]
-        self._wishes = Wishes(self._policies)
-        self._hints = Hints()
-        self._told: dict[tuple[object, ...], float] = {}
-        self._given: dict[tuple[object, ...], float] = {}
-        self._in_vain: dict[tuple[object, ...], float] = {}
-        """Orders that were looked up in vain, and when."""
-        self._bytes = float(BYTES_PER_S)
-        self._filled_s: float | None = None
-        self.failures = [0] * len(policies)
+        self._remembered = Remembered(self._policies)
 
     @property
     def names(self) -> Sequence[str]:
         """What the policies are called."""
         return self._names
 
+    @property
+    def failures(self) -> Sequence[int]:
+        """How often each policy has failed."""
+        return self._remembered.failures
+
     def decide(self, view: ClusterView, table: Mapping[PageKey, int], holders: Holders) -> Decision:
-        """Ask all policies, and return what comes of it."""
+        """Ask all policies, keep what comes of it, and return that."""
         self.inherit(table)
         asked = [self.ask(number, self.shown(number, view)) for number in range(len(self._names))]
         return self.dispose(asked, view, table, holders)
 
     def inherit(self, table: Mapping[PageKey, int]) -> None:
         """Learn of copies that an earlier leader ordered, or other policies than these."""
-        self._wishes.inherit(table)
+        self._remembered.wishes.inherit(table)
 
     def shown(self, number: int, view: ClusterView) -> ClusterView:
         """Return what one policy is shown: of copies those that it has ordered itself."""
-        own = self._wishes.of(number)
+        own = self._remembered.wishes.of(number)
         if not own and all(one.copies == view.least_copies for one in view.groups):
             return view
         groups = [
@@ -221,8 +214,10 @@ class ClusterManager:
         table: Mapping[PageKey, int],
         holders: Holders,
     ) -> Decision:
-        """Return what comes of proposals; `table` is the one in force."""
-        return at_once(self.disposing(asked, view, table, holders))
+        """Return what comes of proposals, and keep it; `table` is the one in force."""
+        decision = at_once(self.disposing(asked, view, table, holders))
+        self.keep(decision)
+        return decision
 
     def disposing(
         self,
@@ -231,16 +226,20 @@ class ClusterManager:
         table: Mapping[PageKey, int],
         holders: Holders,
     ) -> Generator[None, None, Decision]:
-        """Do as `dispose`, and yield after each proposal: all of them may take long."""
-        now = _Round(view, holders, Decision(dict(table)))
-        self._begin(view.now_s)
-        self._hints.begin(view.wanted, view.now_s)
+        """Do as `dispose`, and yield after each proposal: all of them may take long.
+
+        Nothing of it is remembered before `keep`, so that a round that is dropped leaves no trace.
+        """
+        remembered = self._remembered.copy()
+        now = _Round(view, holders, Decision(dict(table), remembered))
+        remembered.begin(view.now_s)
+        remembered.hints.begin(view.wanted, view.now_s)
         for one in asked:
             for reason in one.failures:
                 self._failed(one.number, reason, now.decision)
             # What was looked up in vain comes after all else, what was longest ago first.
             in_turn = sorted(
-                one.orders, key=lambda order: self._in_vain.get(_key(order), -math.inf)
+                one.orders, key=lambda order: remembered.in_vain.get(_key(order), -math.inf)
             )
             for order in in_turn:
                 if isinstance(order, SetCopies):
@@ -251,33 +250,27 @@ class ClusterManager:
                     self._give(one.number, order, now)
                 yield
         decision = now.decision
-        for group in self._wishes.unwanted(decision.table)[:MOST_AT_ONCE]:
-            copies = decision.table.pop(group)
-            reason = f"no policy wants {copies} any more"
-            event = ClusterEvent("fixed", "lower", group, view.least_copies, reason)
-            decision.events.append(event)
+        for group, wanted in islice(
+            remembered.wishes.unwanted(decision.table).items(), MOST_AT_ONCE
+        ):
+            reason = f"no policy wants {decision.table.pop(group)} any more"
+            if wanted:
+                decision.table[group] = wanted
+            copies = max(view.least_copies, wanted)
+            decision.events.append(ClusterEvent("fixed", "lower", group, copies, reason))
         self._tell_refused(now)
         self._hint(view, decision)
         return decision
 
-    def _begin(self, now_s: float) -> None:
-        since_s = now_s - (now_s if self._filled_s is None else self._filled_s)
-        self._filled_s = now_s
-        self._bytes = min(BYTES_PER_S, self._bytes + BYTES_PER_S * max(0.0, since_s))
-        for memory, keep_s in (
-            (self._told, _QUIET_S),
-            (self._in_vain, _QUIET_S),
-            (self._given, AGAIN_S),
-        ):
-            for key in [key for key, at_s in memory.items() if now_s - at_s >= keep_s]:
-                del memory[key]
-            while len(memory) > _MOST_REMEMBERED:
-                del memory[next(iter(memory))]
+    def keep(self, decision: Decision) -> None:
+        """Go by a round from now on: what it decided is in force, and its orders are on their way."""
+        self._remembered = decision.remembered
 
     def _set_copies(self, number: int, order: SetCopies, now: _Round) -> None:
         view, decision, changed = now.view, now.decision, now.changed
         group, copies, table = order.group, order.copies, decision.table
-        own = self._wishes.of(number).get(group, view.least_copies)
+        wishes = decision.remembered.wishes
+        own = wishes.of(number).get(group, view.least_copies)
         refused = bad_copies(order, view)
         if not refused and copies == own:
             return
@@ -292,8 +285,8 @@ class ClusterManager:
             return
         changed.add((number, group))
         before = table.get(group, view.least_copies)
-        self._wishes.set(number, group, copies if copies > view.least_copies else 0)
-        after = max(view.least_copies, self._wishes.most(group))
+        wishes.set(number, group, copies if copies > view.least_copies else 0)
+        after = max(view.least_copies, wishes.most(group))
         if after > view.least_copies:
             table[group] = after
         else:
@@ -307,23 +300,24 @@ class ClusterManager:
         refused = bad_hint(order, now.view)
         if not refused:
             wanted = Wanted(order.workers, _kept(order.reason), self._names[number])
-            refused = self._hints.say(order.model, wanted)
+            refused = now.decision.remembered.hints.say(order.model, wanted)
         if refused:
             self._refuse(number, order, refused, now)
 
     def _hint(self, view: ClusterView, decision: Decision) -> None:
         """End the round of hints."""
-        for model, wanted in self._hints.end(view.now_s).items():
+        for model, wanted in decision.remembered.hints.end(view.now_s).items():
             said = wanted or Wanted(0, "no policy says any more how many workers it wants", "fixed")
             event = ClusterEvent(
                 said.policy, "hint", None, 0, said.reason, model=model, workers=said.workers
             )
             decision.events.append(event)
-        decision.wanted = self._hints.in_force()
+        decision.wanted = decision.remembered.hints.in_force()
 
     def _give(self, number: int, order: PageOrder | MoveSession, now: _Round) -> None:
         view, decision, key = now.view, now.decision, _key(order)
-        if key in self._given or (not isinstance(order, MoveSession) and not order.pages):
+        remembered = decision.remembered
+        if key in remembered.given or (not isinstance(order, MoveSession) and not order.pages):
             return
         refused, size = "", 0
         if len(decision.given) >= MOST_ORDERS:
@@ -336,16 +330,16 @@ class ClusterManager:
                 refused, order, size = looked_up(order, view, now.holders)
                 now.in_vain += bool(refused)
                 if refused:
-                    self._in_vain.pop(key, None)
-                    self._in_vain[key] = view.now_s
-        if not refused and self._bytes < min(size, BYTES_PER_S):
+                    remembered.in_vain.pop(key, None)
+                    remembered.in_vain[key] = view.now_s
+        if not refused and remembered.bytes_left < min(size, BYTES_PER_S):
             now.slowed.add(number)
             refused = _TOO_FAST
         if refused:
             self._refuse(number, order, refused, now)
             return
-        self._bytes -= size
-        self._given[key] = view.now_s
+        remembered.bytes_left -= size
+        remembered.given[key] = view.now_s
         name = self._names[number]
         decision.given.append(Given(name, order))
         pages = 0 if isinstance(order, MoveSession) else len(order.pages)
@@ -359,7 +353,8 @@ class ClusterManager:
         """Return why no more is looked up for orders like this one in this round; nothing where it is."""
         place = now.view.place(order.place)
         if not isinstance(order, LetGo) and (
-            number in now.slowed or (place is not None and self._bytes < place.page_bytes)
+            number in now.slowed
+            or (place is not None and now.decision.remembered.bytes_left < place.page_bytes)
         ):
             return _TOO_FAST
         if now.in_vain >= MOST_IN_VAIN:
@@ -369,7 +364,7 @@ class ClusterManager:
     def _refuse(self, number: int, order: Order, why: str, now: _Round) -> None:
         name = self._names[number]
         kind = (name, type(order), why)
-        if kind in self._told:
+        if kind in now.decision.remembered.told:
             return
         if kind in now.refused:
             event, reason, count = now.refused[kind]
@@ -387,15 +382,15 @@ class ClusterManager:
     def _tell_refused(self, now: _Round) -> None:
         """Tell each reason of a round's refusals once, with the first order that was refused for it."""
         for why, (event, reason, count) in now.refused.items():
-            self._told[why] = now.view.now_s
+            now.decision.remembered.told[why] = now.view.now_s
             more = f"; {count - 1} more likewise" if count > 1 else ""
             whole = replace(event, reason=f"{event.reason}{more} ({reason})")
             now.decision.events.append(whole)
 
     def _failed(self, number: int, reason: str, decision: Decision) -> None:
         name = self._names[number]
-        self.failures[number] += 1
-        failures = self.failures[number]
+        decision.remembered.failures[number] += 1
+        failures = decision.remembered.failures[number]
         # The first one and then ever fewer: a policy that always raises must not fill the log.
         if failures & (failures - 1) == 0:
             log.error("cluster policy %s: %s (%d failures)", name, reason, failures)

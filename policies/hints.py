@@ -23,6 +23,13 @@ class Hints:
         self._round: dict[str, Wanted] = {}
         self._has_begun = False
 
+    def copy(self) -> Hints:
+        """Return the same, to be changed by itself."""
+        other = Hints()
+        other._in_force, other._round = dict(self._in_force), dict(self._round)
+        other._has_begun = self._has_begun
+        return other
+
     def begin(self, wanted: Mapping[str, Wanted], now_s: float) -> None:
         """Begin a round; the first one takes over what is in force."""
         if not self._has_begun:

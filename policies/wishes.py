@@ -25,6 +25,13 @@ class Wishes:
         if policies and not isinstance(policies[0], FixedCopies):
             self._heir = 0
 
+    def copy(self) -> Wishes:
+        """Return the same, to be changed by itself."""
+        other = Wishes(())
+        other._wishes = [dict(own) for own in self._wishes]
+        other._heir = self._heir
+        return other
+
     def of(self, number: int) -> Mapping[PageKey, int]:
         """Return what one policy wants."""
         return self._wishes[number]
@@ -43,18 +50,22 @@ class Wishes:
     def inherit(self, table: Mapping[PageKey, int]) -> None:
         """Learn what is in force.
 
-        What a policy wanted and is not in force it may order anew; what is, and no policy wants, is the heir's from
-        now on, where there is one.
+        What a policy wanted beyond that it may order anew, wherever it was lost; what is in force, and no policy
+        wants, is the heir's from now on, where there is one.
         """
         for own in self._wishes:
-            for group in [group for group in own if group not in table]:
-                del own[group]
+            for group, copies in list(own.items()):
+                if group not in table:
+                    del own[group]
+                elif copies > table[group]:
+                    own[group] = table[group]
         if self._heir is None:
             return
         for group, copies in table.items():
             if not self.most(group):
                 self._wishes[self._heir][group] = copies
 
-    def unwanted(self, table: Mapping[PageKey, int]) -> list[PageKey]:
-        """Return groups with more copies than usual that no policy wants."""
-        return [group for group in table if not self.most(group)]
+    def unwanted(self, table: Mapping[PageKey, int]) -> dict[PageKey, int]:
+        """Return groups with more copies than any policy wants, and how many one wants: 0 for no more than usual."""
+        found = {group: self.most(group) for group in table}
+        return {group: most for group, most in found.items() if most < table[group]}

@@ -212,6 +212,7 @@ class Conductor:
             return
         if not await self._set(table, decision.table, now_s):
             return
+        manager.keep(decision)
         self._note(decision.events)
         await self._carry_out(decision, now_s)
         await self._hint(decision.wanted, now_s)

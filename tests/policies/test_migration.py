@@ -9,13 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from pie.page.events import PlaceId, PlaceKind
-from pie.policies.cluster_manager import (
-    AGAIN_S,
-    BYTES_PER_S,
-    MOST_ORDERS,
-    ClusterManager,
-    Decision,
-)
+from pie.policies.cluster_manager import MOST_ORDERS, ClusterManager, Decision
 from pie.policies.cluster_policy import (
     ClusterView,
     FetchPages,
@@ -35,6 +29,7 @@ from pie.policies.loader import load_policies
 from pie.policies.order_checks import MOST_PAGES
 from pie.policies.policy_set import PolicySet, WorkerMoves, always
 from pie.policies.rebalance import Rebalance
+from pie.policies.remembered import AGAIN_S, BYTES_PER_S
 from pie.policies.spill_to_pool import SpillToPool
 from tests.policies.pages import Held, key
 

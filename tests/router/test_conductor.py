@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -121,15 +122,19 @@ async def test_a_round_in_which_another_router_set_copies_comes_to_nothing(
     index_settings: IndexSettings, orders: Orders, caplog: pytest.LogCaptureFixture
 ) -> None:
     overview = Paused()
-    async with conducting(index_settings, overview, SetCopies(GROUP, 3, "hot")):
+    no_order: Any = None
+    hot = SetCopies(GROUP, 3, "hot")
+    async with conducting(index_settings, overview, hot, no_order) as conductor:
         await until(lambda: overview.looks == 1)
-        assert orders.set_table(CopiesTable(7, {"22" * 32: 2}), orders.table())
+        assert orders.set_table(CopiesTable(7, {GROUP.hex(): 2}), orders.table())
         overview.go_on.set()
         await until(lambda: overview.looks == 2)
         assert "another router has set copies meanwhile" in caplog.text
+        assert conductor._manager.failures == [0]
         assert orders.table().seq == 7
         overview.go_on.set()
         await until(lambda: orders.table().by_key().get(GROUP) == 3)
+        await until(lambda: conductor._manager.failures == [1])
     assert orders.table().seq > 7
 
 

@@ -1,0 +1,72 @@
+"""What the manager of cluster policies remembers from one round for the next.
+
+Covers copies of it, one for each round, so that a round of which nothing comes leaves no trace. Pure. Does not cover
+what is decided with it (`pie.policies.cluster_manager`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pie.policies.cluster_policy import ClusterPolicy
+from pie.policies.hints import Hints
+from pie.policies.wishes import Wishes
+
+BYTES_PER_S = 256 << 20
+AGAIN_S = 20.0
+QUIET_S = 60.0
+"""How long refusals for one reason are not told again."""
+_MOST_REMEMBERED = 4_096
+
+_Times = dict[tuple[object, ...], float]
+
+
+class Remembered:
+    """All that later rounds go by.
+
+    Args:
+        policies: Who proposes.
+    """
+
+    def __init__(self, policies: Sequence[ClusterPolicy]) -> None:
+        self.wishes = Wishes(policies)
+        self.hints = Hints()
+        self.told: _Times = {}
+        """Refusals, and when they were told of."""
+        self.given: _Times = {}
+        """Orders, and when they were given."""
+        self.in_vain: _Times = {}
+        """Orders that were looked up in vain, and when."""
+        self.bytes_left = float(BYTES_PER_S)
+        """What may move now."""
+        self._filled_s: float | None = None
+        self.failures = [0] * len(policies)
+
+    def copy(self) -> Remembered:
+        """Return the same, to be changed by itself."""
+        other = Remembered(())
+        other.wishes = self.wishes.copy()
+        other.hints = self.hints.copy()
+        other.told, other.given, other.in_vain = (
+            dict(self.told),
+            dict(self.given),
+            dict(self.in_vain),
+        )
+        other.bytes_left, other._filled_s = self.bytes_left, self._filled_s
+        other.failures = list(self.failures)
+        return other
+
+    def begin(self, now_s: float) -> None:
+        """Begin a round: forget what is long ago, and let as much more move as the time since allows."""
+        since_s = now_s - (now_s if self._filled_s is None else self._filled_s)
+        self._filled_s = now_s
+        self.bytes_left = min(BYTES_PER_S, self.bytes_left + BYTES_PER_S * max(0.0, since_s))
+        for memory, keep_s in (
+            (self.told, QUIET_S),
+            (self.in_vain, QUIET_S),
+            (self.given, AGAIN_S),
+        ):
+            for key in [key for key, at_s in memory.items() if now_s - at_s >= keep_s]:
+                del memory[key]
+            while len(memory) > _MOST_REMEMBERED:
+                del memory[next(iter(memory))]
