@@ -27,6 +27,9 @@ class Taking:
         self.batches.append(len(values))
         await self.inner.put(values)
 
+    def takes(self, name: str, value: bytes) -> bool:
+        return self.inner.takes(name, value)
+
     async def get(self, name: str) -> bytes | None:
         return await self.inner.get(name)
 
