@@ -7,6 +7,7 @@ into C that does not return, a wait without a limit.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
 import time
@@ -31,6 +32,8 @@ class Endable:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._thread = 0
+        self._sent = False
+        """Whether an error was raised in what runs."""
         self._tried_s = float("-inf")
         self.was_ended = False
         """Whether any call was told to end, for one that was is in no known state."""
@@ -47,17 +50,27 @@ class Endable:
                 self._thread = threading.get_ident()
             return work()
         finally:
-            # No error is left over for what this thread does next. It may arrive here too, where calls
-            # and jumps are, and is then taken: it must not stop `_thread` from being cleared.
             while True:
+                # An error may arrive here too, where calls and jumps are, and is then taken.
                 try:
-                    with self._lock:
-                        thread, self._thread = self._thread, 0
-                        if thread:
-                            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), None)
+                    self._take_back()
                     break
                 except PolicyEndedError:
                     continue
+
+    def _take_back(self) -> None:
+        """Let no error be left over for what this thread does next; may be done again."""
+        with self._lock:
+            sent, self._sent = self._sent, False
+            thread, self._thread = self._thread, 0
+        if sent:
+            # One may still be on its way. To take it back (`None`) would leave Python with a mark that an error
+            # is due, for good: all code runs slower then, and traced code not at all. So another one takes its
+            # place, which certainly comes, and is taken.
+            with contextlib.suppress(PolicyEndedError):
+                if _raise_in(thread):
+                    while True:
+                        time.sleep(0)
 
     def end(self) -> bool:
         """End what runs; say whether there is something, and it has not been tried just now."""
@@ -66,8 +79,15 @@ class Endable:
             if not self._thread or now_s - self._tried_s < _AGAIN_S:
                 return False
             self._tried_s = now_s
-            self.was_ended = True
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                ctypes.c_ulong(self._thread), ctypes.py_object(PolicyEndedError)
-            )
+            self.was_ended = self._sent = True
+            _raise_in(self._thread)
             return True
+
+
+def _raise_in(thread: int) -> bool:
+    """Raise `PolicyEndedError` in a thread soon, in place of one that is on its way; say whether it is there."""
+    return bool(
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+            ctypes.c_ulong(thread), ctypes.py_object(PolicyEndedError)
+        )
+    )

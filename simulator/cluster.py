@@ -118,6 +118,7 @@ class SimulatedCluster:
     def __init__(self, spec: ClusterSpec, policies: PolicySet, *, limit_s: float = LIMIT_S) -> None:
         spec.check()
         self._watch = Watch(limit_s)
+        self.policy_failures = self._watch.failures
         self.spec = spec
         self.clock = VirtualClock()
         self._kept: list[Kept] = []

@@ -42,6 +42,10 @@ def orders_told(reports: Sequence[Report]) -> list[str]:
         ]
         if len(reasons) > _MOST_REASONS:
             lines.append(f"{report.name}: and for {len(reasons) - _MOST_REASONS} more reasons")
+        lines += [
+            f"{report.name}: {policy} failed {count:,} times, and what is built in decided then"
+            for policy, count in report.policy_failures.items()
+        ]
         lines += [f"{report.name}: not simulated: {what}" for what in report.not_simulated]
         if report.pages_lost:
             lines.append(

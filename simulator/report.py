@@ -94,6 +94,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     bytes_moved: dict[str, int]
     """`host-loaded` and `pool-loaded` for requests, `pool-stored` by workers, as they make pages and by order."""
     orders: OrderReport
+    policy_failures: dict[str, int]
+    """How often each of the user's own policies failed; what is built in decided then."""
     not_simulated: list[str]
     """What the policies say and nobody does here."""
     pages_lost: int
@@ -148,6 +150,7 @@ def report_of(name: str, cluster: SimulatedCluster) -> Report:
         evicted_pages=evicted,
         bytes_moved=moved,
         orders=_order_report(cluster, page_bytes),
+        policy_failures=dict(sorted(cluster.policy_failures.items())),
         not_simulated=cluster.not_simulated,
         pages_lost=cluster.lost,
         storage_gb_hours={

@@ -11,12 +11,14 @@ import math
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TypeVar
 
 from pie.page.events import Part
 from pie.page.key import PageKey
+from pie.policies.choice_checks import checked
 from pie.policies.cluster_policy import ClusterPolicy, ClusterView, Order
 from pie.policies.ending import Endable, PolicyEndedError
 from pie.policies.retention import PageView, RetentionPolicy
@@ -42,6 +44,8 @@ class Watch:
 
     def __init__(self, limit_s: float = LIMIT_S) -> None:
         self.limit_s = limit_s
+        self.failures = Counter[str]()
+        """How often each of them has raised, or chosen what cannot be."""
         self._endable = Endable()
         self._until_s = math.inf
         self._late: str | None = None
@@ -114,6 +118,7 @@ class Watch:
                 answer = self._endable.run(work)
             except BaseException:
                 if not self._endable.was_ended:
+                    self.failures[name] += 1
                     raise
             else:
                 if not self._endable.was_ended:
@@ -180,8 +185,13 @@ class _Routing:
         self._policy = policy
 
     def choose(self, request: RequestView, workers: Sequence[WorkerView]) -> Choice:
-        """Return its choice."""
-        return self._watch.ask(self._name, lambda: self._policy.choose(request, workers))
+        """Return its choice, checked."""
+        places = {worker.place for worker in workers}
+
+        def choose() -> Choice:
+            return checked(self._policy.choose(request, workers), places, len(workers))
+
+        return self._watch.ask(self._name, choose)
 
 
 class _Cluster:

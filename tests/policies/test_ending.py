@@ -226,3 +226,34 @@ def test_an_end_that_comes_as_a_call_returns_hits_nothing_after_it() -> None:
     assert told
     assert not left
     assert not Endable().end(), "nothing runs there"
+
+
+def test_code_is_traced_as_ever_after_a_policy_was_ended() -> None:
+    one, thread = aside_of(Loops("victims"))
+    one.stored(view(1), 0.0)
+    ask(one)
+    thread.join(LONG_S)
+    endable, lines = Endable(), 0
+
+    def count(_frame: object, event: str, _argument: object) -> object:
+        nonlocal lines
+        lines += event == "line"
+        return count
+
+    def work() -> int:
+        endable.end()
+        return sum(range(10))
+
+    with contextlib.suppress(PolicyEndedError):
+        endable.run(work)
+
+    def traced() -> int:
+        return sum(range(10))
+
+    before = sys.gettrace()
+    sys.settrace(count)  # type: ignore[arg-type]
+    try:
+        traced()
+    finally:
+        sys.settrace(before)
+    assert 0 < lines < 100

@@ -17,6 +17,7 @@ from pie.policies.retention import PageView
 from pie.policies.routing import Choice, RequestView, WorkerView
 from pie.simulator.cluster import SimulatedCluster
 from pie.simulator.errors import StalledError
+from pie.simulator.ordered import orders_told
 from pie.simulator.report import report_of
 from tests.simulator.parts import ask, spec
 
@@ -144,3 +145,26 @@ def test_policies_that_come_back_decide_as_before() -> None:
     builtin.run_open(TRACE)
     assert report_of("x", users) == report_of("x", builtin)
     assert users.workers[0].engine.table.counts().idle > 0
+
+
+class Fails(Retention):
+    """Raises, or chooses what is no choice, whenever it is asked."""
+
+    def victims(self, bytes_needed: int, now_s: float) -> Iterable[tuple[PageKey, Part]]:
+        raise ValueError("no")
+
+    def choose(self, request: RequestView, workers: Sequence[WorkerView]) -> Choice:
+        return workers[0].place  # type: ignore[return-value]
+
+
+def test_how_often_a_policy_failed_is_reported() -> None:
+    own = f"'{__name__}:Fails'"
+    policies = load_policies(f"worker: {{retention: {own}}}\ncluster: {{routing: {own}}}", name="f")
+    cluster = SimulatedCluster(spec(pages=16), policies)
+    cluster.run_open(TRACE)
+    report = report_of("mine", cluster)
+    name = f"{__name__}:Fails"
+    assert report.policy_failures[f"the routing policy {name}"] == len(TRACE)
+    assert report.policy_failures[f"the retention policy {name}"] > 0
+    line = f"mine: the routing policy {name} failed 30 times, and what is built in decided then"
+    assert line in orders_told([report])
