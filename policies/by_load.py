@@ -20,6 +20,8 @@ from pie.policies.cluster_policy import ClusterView, Order, PlaceView, WantWorke
 from pie.policies.order_checks import MOST_WORKERS
 from pie.policies.units import Positive, Seconds, Share
 
+_FIRST = "so many were up at first"
+
 
 class ByLoad:
     """As many workers as what waits and runs asks for.
@@ -74,8 +76,11 @@ class ByLoad:
             if track is None:
                 before = view.wanted.get(model)
                 count = len(workers) if before is None else before.workers
-                reason = "so many are up" if before is None else before.reason
+                reason = _FIRST if before is None else before.reason
                 track = self._tracks[model] = _Track(self._bounded(count), reason, view.now_s)
+            if track.reason == _FIRST and self._bounded(len(workers)) > track.workers:
+                # Of a cluster that starts, not all are up at first, and the load has asked for no fewer yet.
+                track.workers, track.since_s = self._bounded(len(workers)), None
             if workers:
                 track.seen_s = view.now_s
                 count, reason = self.wanted(workers)

@@ -85,6 +85,16 @@ def test_a_burst_and_a_pause_are_over_before_anything_changes() -> None:
     assert said(policy, calm, 72.0) == {"m": 1}
 
 
+def test_of_a_cluster_that_starts_no_fewer_are_wanted_than_come() -> None:
+    policy = ByLoad(fall_after=60.0)
+    idle = [(0, 0.1)]
+    told = [said(policy, places(idle * up), now_s) for now_s, up in ((0.0, 1), (1.0, 2), (2.0, 4))]
+    assert told == [{"m": 1}, {"m": 2}, {"m": 4}]
+    assert said(policy, places(idle * 4), 61.0) == {"m": 4}, "not before the pause has lasted"
+    assert said(policy, places(idle * 4), 63.0) == {"m": 1}
+    assert said(policy, places(idle * 4), 64.0) == {"m": 1}
+
+
 def test_models_are_told_apart_and_leaving_workers_do_not_count() -> None:
     shown = [
         *places([(8, 0.0)], "a"),
@@ -121,6 +131,7 @@ def test_whatever_the_load_it_stays_in_bounds_and_changes_only_for_what_has_last
     policy = ByLoad(min=2, max=5, rise_after=lasts_s[1], fall_after=lasts_s[-1])
     now_s = 0.0
     before: int | None = None
+    is_first = True
     began_s: dict[int, float] = {}
     """Since when more, or fewer, are wanted than is said."""
     for step_s, some in course:
@@ -132,7 +143,10 @@ def test_whatever_the_load_it_stays_in_bounds_and_changes_only_for_what_has_last
             continue
         assert 2 <= found <= 5
         asked = policy.wanted(shown)[0]
-        before = found if before is None else before
+        is_first = is_first or before is None
+        if before is None or (is_first and found > before and found == min(len(shown), 5)):
+            # More have come up since the first look, before the load has asked for any number.
+            before, began_s = found, {}
         for direction in (1, -1):
             if (asked - before) * direction > 0:
                 began_s.setdefault(direction, now_s)
@@ -142,6 +156,7 @@ def test_whatever_the_load_it_stays_in_bounds_and_changes_only_for_what_has_last
             direction = 1 if found > before else -1
             assert now_s - began_s.pop(direction) >= lasts_s[direction]
             assert abs(found - before) <= abs(asked - before)
+            is_first = False
         before = found
 
 
