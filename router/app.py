@@ -47,7 +47,7 @@ from pie.router.pages import Pages
 from pie.router.policy_desk import PolicyDesk
 from pie.router.prefix import Prefix
 from pie.router.prompt import Prompt
-from pie.router.responding import Responding, ResponseStore, as_response
+from pie.router.responding import Responding, ResponseStore, as_response, begins_session
 from pie.router.settings import RouterSettings
 from pie.router.status import ClusterStatus
 from pie.router.tokenizing import Tokenizing
@@ -358,6 +358,7 @@ class RouterApp:
                 shows_stop=bool(body.include_stop_str_in_output),
                 param=param,
                 session=caller.session(body.session),
+                begins_session=begins_session(body, request_id),
                 priority=caller.priority_of(body.priority),
                 # The choices of a prompt share what is told of it.
                 prompt_logprobs=prompt_logprobs if choice == 0 else None,

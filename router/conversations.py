@@ -86,9 +86,7 @@ class Conversations:
         one.used_s = now_s
         self._set_keys(key, one, root, keys)
         while len(self._known) > _MOST:
-            other, gone = self._known.popitem(last=False)
-            self._set_keys(other, gone, None, ())
-            self._tags.pop(gone.tag, None)
+            self.forget(next(iter(self._known)))
         while len(self._users) > _MOST_PAGES:
             other, gone = next(iter(self._paged.items()))
             self._set_keys(other, gone, None, ())
@@ -103,6 +101,13 @@ class Conversations:
         one.tag, one.tenant_tag = tag, tenant_tag
         one.running += 1
         self._tags[tag] = key
+
+    def forget(self, key: ConversationKey) -> None:
+        """Forget a conversation that nobody can go on with."""
+        one = self._known.pop(key, None)
+        if one is not None:
+            self._set_keys(key, one, None, ())
+            self._tags.pop(one.tag, None)
 
     def ended(self, key: ConversationKey, keys: Sequence[PageKey], now_s: float) -> None:
         """Learn that a request is over, and which pages the conversation has with its answer."""

@@ -89,6 +89,10 @@ class Dispatcher:
         except Exception:
             log.exception("request %s failed", generation.request_id)
             generation.mailbox.fail(server_error("The router failed."))
+        finally:
+            order = generation.order
+            if order.session is not None and order.begins_session and generation.finish is None:
+                self._chooser.conversations.forget((order.prefix.salt, order.session))
 
     async def _attempts(self, generation: Generation) -> None:
         tries = Tries(generation.order, self._settings)

@@ -46,6 +46,8 @@ class Order(msgspec.Struct, frozen=True):
     param: str = "prompt"
     """The field that the prompt came from."""
     session: str | None = None
+    begins_session: bool = False
+    """Whether the session is named after this request, so that nobody goes on with it where this fails."""
     priority: int = 0
     """Workers take a smaller one first."""
     prompt_logprobs: int | None = None

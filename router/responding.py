@@ -17,10 +17,10 @@ from blake3 import blake3
 
 from pie.index.errors import IndexNotAskedError, PageIndexError
 from pie.index.shelf import MemoryShelf, Shelf
-from pie.router.api.body import BodyLimits, parse_body
+from pie.router.api.body import BodyLimits, GenerationBody, parse_body
 from pie.router.api.chat import ChatBody
 from pie.router.api.responses import Message, ResponsesBody
-from pie.router.api.responses_answers import Keep, Response
+from pie.router.api.responses_answers import Keep, Response, response_id
 from pie.router.errors import ApiError, shown, unavailable
 from pie.router.exchange import Exchange
 
@@ -44,7 +44,7 @@ class Kept(msgspec.Struct, frozen=True):
     messages: bytes
     """Of the whole conversation but instructions, as JSON."""
     session: str
-    """The first response's id."""
+    """What its conversation is called; the first response's id where no request named another."""
 
 
 _FORGOTTEN = b""
@@ -71,6 +71,11 @@ class ResponseStore:
         self._far = far
         self._secret = secret
         self._retry_after_s = retry_after_s
+
+    @property
+    def keeps(self) -> bool:
+        """Whether responses are kept at all."""
+        return self._near.takes("", b"")
 
     async def put(self, tenant: str, id_: str, kept: Kept) -> None:
         """Keep a response."""
@@ -164,7 +169,10 @@ class Responding:
         return parse_body(ResponsesBody, data, self._limits, passed_on=ChatBody.model_fields)
 
     async def chat(self, body: ResponsesBody, exchange: Exchange) -> tuple[ChatBody, Keep]:
-        """Return the chat that a response means, and what is to be told of its end.
+        """Return the chat that a response means, in its conversation's session, and what is to be told of its end.
+
+        Where nothing else names the session and the response can be gone on after, the session is called as it is:
+        see `begins_session`.
 
         Raises:
             ApiError: It means none, or goes on after a response that is not there.
@@ -172,21 +180,23 @@ class Responding:
         before: list[Message] = []
         caller = exchange.caller
         session = ""
+        wanted = body.store is not False and self._store.keeps
         if body.previous_response_id is not None:
             name = body.previous_response_id
             kept = await self._store.get(caller.tenant, name, "previous_response_id")
             before, session = msgspec.json.decode(kept.messages), kept.session
-        asked = dict(body.chat(before))
-        if session and not any(asked.get(n) for n in ("session_id", "prompt_cache_key", "user")):
-            asked["session_id"] = session
+        elif wanted:
+            session = response_id(exchange.request_id)
+        asked = msgspec.json.encode(body.chat(before))
         try:
             parse = partial(parse_body, ChatBody, limits=self._limits)
-            chat = await exchange.parsed_from(msgspec.json.encode(asked), parse)
+            chat = await exchange.parsed_from(asked, parse)
         except ApiError as error:
             raise as_response(error) from error
+        if session and chat.session is None:
+            chat = chat.model_copy(update={"session_id": session})
         said = [*before, *body.said()]
-        keep = partial(self._keep, exchange, said, session, body.store is not False)
-        return chat, keep
+        return chat, partial(self._keep, exchange, said, chat.session or "", wanted)
 
     async def show(self, exchange: Exchange) -> None:
         """Answer with a response that is kept."""
@@ -210,9 +220,14 @@ class Responding:
         if not wanted:
             return
         messages = msgspec.json.encode([*said, answer])
-        kept = Kept(msgspec.json.encode(response), messages, session or response.id)
+        kept = Kept(msgspec.json.encode(response), messages, session)
         # Before the client can go on after it, at any router.
         exchange.finish_first(self._store.put(exchange.caller.tenant, response.id, kept))
+
+
+def begins_session(body: GenerationBody, request_id: str) -> bool:
+    """Return whether the session of what is asked is named after the response that it is to be."""
+    return body.session_id == response_id(request_id)
 
 
 def as_response(error: ApiError) -> ApiError:

@@ -184,7 +184,7 @@ class ResponsesShaper:
         self._text = ""
         self._finish: FinishReason | None = None
         self._response = Response(
-            id=f"resp_{request_id}",
+            id=response_id(request_id),
             created_at=created_s,
             model=model,
             output=[],
@@ -355,6 +355,11 @@ class ResponsesShaper:
             event.output_index = len(self._response.output) - 1
             event.item_id = self._response.output[-1].id
         return event
+
+
+def response_id(request_id: str) -> str:
+    """Return what the response to a request is called."""
+    return f"resp_{request_id}"
 
 
 def _id(kind: str) -> str:

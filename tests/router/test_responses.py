@@ -15,6 +15,7 @@ from pie.index.errors import IndexNotAskedError, IndexUnavailableError
 from pie.index.shelf import MemoryShelf, ShelfLimits
 from pie.router.errors import ApiError
 from pie.router.responding import Kept, ResponseStore
+from pie.router.service import RouterService
 from tests.router.conftest import Cluster
 from tests.router.test_access import Keys
 from tests.support.chat_folder import write_chat_folder
@@ -121,6 +122,66 @@ async def test_the_next_response_goes_on_where_the_last_one_ended(cluster: Clust
     # Without instructions the second began otherwise than the first; the third goes on after it.
     assert third.usage.input_tokens_details.cached_tokens >= second.usage.input_tokens // 16 * 16
     assert third.previous_response_id == second.id
+
+
+async def session_of(http: httpx.AsyncClient, router: RouterService, response: Any) -> str:
+    told = await http.get(f"{router.url}/admin/requests/{response.id}")
+    return str(told.json()["session_tag"])
+
+
+async def test_a_first_response_is_of_the_session_of_those_that_go_on_after_it(
+    cluster: Cluster, http: httpx.AsyncClient
+) -> None:
+    cluster.mock("w0")
+    router = await cluster.router(1)
+    client, known = cluster.openai(router), router._chooser.conversations
+    first = await client.responses.create(model="mock", input=ASK, max_output_tokens=4)
+    assert len(known) == 1
+    name, tags = first.id, [await session_of(http, router, first)]
+    for fields in ({}, {"user": ""}, {"store": False}):
+        following = await client.responses.create(
+            model="mock", input="Why?", previous_response_id=name, extra_body=fields
+        )
+        tags.append(await session_of(http, router, following))
+        assert len(known) == 1
+    assert tags[0]
+    assert len(set(tags)) == 1
+    # Another one is another conversation; what nobody can go on after is none.
+    other = await client.responses.create(model="mock", input=ASK)
+    assert await session_of(http, router, other) not in ("", tags[0])
+    assert len(known) == 2
+    alone = await client.responses.create(model="mock", input=ASK, store=False)
+    assert await session_of(http, router, alone) == ""
+    assert len(known) == 2
+
+    # One that names its session is that one's, and so are those after it.
+    for field in ("session_id", "prompt_cache_key", "user"):
+        named = {field: "mine"}
+        first = await client.responses.create(model="mock", input=ASK, extra_body=named)
+        second = await client.responses.create(
+            model="mock", input=ASK, previous_response_id=first.id
+        )
+        chat = await client.chat.completions.create(
+            model="mock", messages=[{"role": "user", "content": ASK}], extra_body=named
+        )
+        found = {await session_of(http, router, one) for one in (first, second, chat)}
+        assert len(found - {*tags, ""}) == 1
+    assert len(known) == 3
+    keeps_none = await cluster.router(1, responses_bytes=0)
+    response = await cluster.openai(keeps_none).responses.create(model="mock", input=ASK)
+    assert await session_of(http, keeps_none, response) == ""
+
+
+async def test_a_response_that_fails_leaves_no_conversation(cluster: Cluster) -> None:
+    cluster.mock("w0", fail_after_tokens=2)
+    router = await cluster.router(1)
+    client, known = cluster.openai(router), router._chooser.conversations
+    with pytest.raises(openai.InternalServerError):
+        await client.responses.create(model="mock", input=ASK)
+    assert len(known) == 0
+    with pytest.raises(openai.InternalServerError):
+        await client.responses.create(model="mock", input=ASK, user="me")
+    assert len(known) == 1
 
 
 async def test_what_chats_take_responses_take_as_well(cluster: Cluster) -> None:
