@@ -205,6 +205,7 @@ class _Tenant:
 
     def claim(self, holder: str, limits: Limits, claim: Claim, now_s: float) -> Grant:
         for name, held in list(self.held.items()):
+            held.until_s = min(held.until_s, now_s + HOLD_S)
             if held.until_s + KEEP_S < now_s:
                 del self.held[name]
         mine = self.held.setdefault(holder, _Held(claim.requests.drawn, claim.tokens.drawn))

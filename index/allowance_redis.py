@@ -32,9 +32,15 @@ for i = 1, #all, 2 do
   local name, value = all[i], all[i + 1]
   if string.sub(name, 1, 3) == 'by:' then
     local requests, tokens, sequences, till = string.match(value, '^(%d+) (%d+) (%d+) (%d+)$')
-    if not till or tonumber(till) + keep < now then redis.call('HDEL', key, name)
+    till = tonumber(till)
+    if till and till > now + hold then
+      -- The clock was set back since: whoever says nothing any more counts as long as from now.
+      till = now + hold
+      redis.call('HSET', key, name, string.format('%s %s %s %d', requests, tokens, sequences, till))
+    end
+    if not till or till + keep < now then redis.call('HDEL', key, name)
     elseif name == router then mine = {tonumber(requests), tonumber(tokens)}
-    elseif tonumber(till) > now then others = others + tonumber(sequences) end
+    elseif till > now then others = others + tonumber(sequences) end
   else kept[name] = value end
 end
 

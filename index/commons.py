@@ -53,6 +53,11 @@ redis.call('PEXPIRE', KEYS[1], ARGV[2])
 local all, count = redis.call('HGETALL', KEYS[1]), 0
 for i = 1, #all, 2 do
   local heard = tonumber(all[i + 1])
+  if heard and heard > now then
+    -- The clock was set back since.
+    heard = now
+    redis.call('HSET', KEYS[1], all[i], string.format('%d', now))
+  end
   if heard and heard + tonumber(ARGV[2]) > now then count = count + 1
   else redis.call('HDEL', KEYS[1], all[i]) end
 end

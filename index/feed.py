@@ -223,6 +223,7 @@ class MirrorFeed:
         )
         now_s = time.monotonic()
         self._give_grace(now_s)
+        await self._shorten(all_keys, answers)
         self._reachable = True
         self._looked_s = now_s
         gone: list[PlaceId] = []
@@ -277,6 +278,19 @@ class MirrorFeed:
                 # As said, and not by its method, which in a pipeline to a Cluster does nothing.
                 pipe.execute_command("UNLINK", keys.nothing)
             await pipe.execute()
+
+    async def _shorten(
+        self,
+        places: Sequence[PlaceKeys],
+        answers: Sequence[tuple[Announcement | Announced, int]],
+    ) -> None:
+        """Let no place count as alive for longer than it says, as where Redis's clock was set back."""
+        async with asking(self._limit_s):
+            for keys, (said, ttl_ms) in zip(places, answers, strict=True):
+                if isinstance(said, Announcement):
+                    most_ms = int(said.record.ttl_s * 1000) + 1
+                    if ttl_ms == -1 or ttl_ms > most_ms:
+                        await self._client.pexpire(keys.alive, most_ms)
 
     def _give_grace(self, now_s: float) -> None:
         """Let no place die of our own blindness: each has the time to announce itself again."""

@@ -26,6 +26,9 @@ _KEEP = (
     _HOLDER
     + """
 if holder and holder ~= ARGV[1] then
+    -- Where the clock was set back it would outlast by as much a holder that has died.
+    local left = redis.call('PTTL', KEYS[1])
+    if left < 0 or left > tonumber(ARGV[2]) then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
     return holder
 end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])

@@ -76,7 +76,7 @@ FORGET = """
 local now, every = redis.call('TIME')[1], redis.call('HGETALL', KEYS[1])
 for at = 1, #every, 2 do
   local told = tonumber(string.match(every[at + 1], '^%d+ '))
-  if told and now - told > tonumber(ARGV[1]) then redis.call('HDEL', KEYS[1], every[at]) end
+  if told and math.abs(now - told) > tonumber(ARGV[1]) then redis.call('HDEL', KEYS[1], every[at]) end
 end
 """
 """Forget the places that were last heard of so many seconds ago."""
@@ -231,7 +231,8 @@ class PolicyStore:
             told_s, _, rest = line.partition(b" ")
             if not _is_number(told_s):
                 continue
-            age_s = now_s - int(told_s)
+            # Of a clock that was set back since, whoever lives tells another one at once.
+            age_s = abs(now_s - int(told_s))
             if age_s <= _HEARD_OF_S:
                 # What somebody else wrote there is no place.
                 with contextlib.suppress(ValueError, RecursionError):

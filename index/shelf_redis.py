@@ -4,7 +4,8 @@ Covers the scripts and their answers. Does not cover what is meant by them (`pie
 (`pie.index.shelf_sealed`).
 
     <prefix>:{shelf:<shelf>}:values   hash: name → value
-    <prefix>:{shelf:<shelf>}:order    sorted set: name → when it was put, or used, in Redis's milliseconds
+    <prefix>:{shelf:<shelf>}:order    sorted set: name → when it was put, or used, in Redis's milliseconds; later
+                                      ones are larger where that clock is set back
     <prefix>:{shelf:<shelf>}:bytes    string: what all entries take
 
 Old entries are removed a few at a time, by `put` and by `trim`, which each router calls now and then: to let a
@@ -53,6 +54,16 @@ if strange or (missing > 0 and missing < 3) then redis.call('UNLINK', KEYS[1], K
 """
 )
 
+_STAMP = """
+-- Later than all that is there, whatever became of the clock: what was put last is forgotten last.
+local function stamp()
+  local last = redis.call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')[2]
+  last = tonumber(last or '0')
+  if last and last > now and last < 2 ^ 53 then return string.format('%.0f', last + 1) end
+  return string.format('%.0f', now)
+end
+"""
+
 _DROP = """
 local function drop(name, bytes)
   local size = redis.call('HSTRLEN', KEYS[1], name)
@@ -66,6 +77,7 @@ end
 
 _PUT = (
     _BEGIN
+    + _STAMP
     + _DROP
     + """
 -- ARGV bytes of an entry, ttl ms, most, bytes of all, ms that keys are there, how many and how many bytes may be
@@ -74,11 +86,15 @@ local ttl, most, budget = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]
 local rounds, step = tonumber(ARGV[6]), tonumber(ARGV[7])
 local bytes = tonumber(redis.call('GET', KEYS[3]) or '0') or 0
 -- Redis looks only at a script's first write whether it is full, and only where that adds something.
-if #ARGV > 7 then redis.call('SET', KEYS[3], string.format('%d', bytes)) end
+local at = now
+if #ARGV > 7 then
+  redis.call('SET', KEYS[3], string.format('%d', bytes))
+  at = stamp()
+end
 for i = 8, #ARGV, 2 do
   bytes = drop(ARGV[i], bytes) + #ARGV[i] + #ARGV[i + 1] + tonumber(ARGV[1])
   redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1])
-  redis.call('ZADD', KEYS[2], now, ARGV[i])
+  redis.call('ZADD', KEYS[2], at, ARGV[i])
 end
 local more, begun = 0, bytes
 for round = 1, rounds do
@@ -102,12 +118,13 @@ return more
 
 _GET = (
     _BEGIN
+    + _STAMP
     + """
 -- ARGV name, ttl ms, whether use counts, ms that keys are there
 local at = redis.call('ZSCORE', KEYS[2], ARGV[1])
 if not at or tonumber(at) + tonumber(ARGV[2]) <= now then return false end
 if ARGV[3] == '1' then
-  redis.call('ZADD', KEYS[2], now, ARGV[1])
+  redis.call('ZADD', KEYS[2], stamp(), ARGV[1])
   for i = 1, 3 do redis.call('PEXPIRE', KEYS[i], ARGV[4]) end
 end
 return redis.call('HGET', KEYS[1], ARGV[1])

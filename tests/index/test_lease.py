@@ -38,6 +38,18 @@ def test_a_lease_that_is_not_kept_ends(index_settings: IndexSettings) -> None:
     assert lease(index_settings, "b").keep() is None
 
 
+@pytest.mark.parametrize("left_s", [86_400, None], ids=["a day", "for ever"])
+def test_a_lease_ends_whatever_became_of_the_clock(
+    index_settings: IndexSettings, left_s: int | None
+) -> None:
+    assert lease(index_settings, "a").keep() is None
+    key = f"{index_settings.key_prefix}:lease:x"
+    with make_client(index_settings.url, index_settings) as client:
+        client.set(key, "a", ex=left_s)
+        assert lease(index_settings, "b").keep() == "a"
+        assert 0 < client.ttl(key) <= 10
+
+
 def test_names_and_prefixes_are_apart(index_settings: IndexSettings) -> None:
     assert lease(index_settings, "a").keep() is None
     assert lease(index_settings, "b", name="y").keep() is None

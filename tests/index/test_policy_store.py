@@ -215,6 +215,9 @@ async def test_who_has_left_is_listed_no_more_and_who_is_long_gone_is_forgotten(
     keys = PolicyKeys(index_settings.key_prefix)
     with redis.Redis.from_url(index_settings.url) as client:
         client.hset(keys.places, mapping={"long gone": "1 {}", "strange": "x"})
+        # Whose clock was set back since.
+        client.hset(keys.places, "to come", f'{int(time.time()) + 86_400} {{"version":1}}')
+        assert store.places() == {}
         one, other = follow("w0"), follow("w1")
         await one.follower.start()
         await other.follower.start()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
 
-from pie.index.allowance import HOLD_S, KEEP_S, Claim, Draw, Hold, Limits
+from pie.index.allowance import HOLD_S, KEEP_S, Claim, Draw, Hold, Limits, MemoryAllowances
 from pie.index.allowance_redis import RedisAllowances
 from pie.index.client import make_client
 from pie.index.commons import NOW, Argument, Commons
@@ -19,6 +21,9 @@ from pie.index.shelf_redis import LINGER_S, RedisShelf
 from tests.support.redis_server import index_settings, redis_server, redis_url
 
 __all__ = ["index_settings", "redis_server", "redis_url"]
+
+
+Triple: TypeAlias = tuple[int, int, int]
 
 
 class Timed(Commons):
@@ -113,6 +118,85 @@ async def test_sequences_of_a_router_that_died_count_for_half_a_minute(
         Timed.now_s += 0.001
         grant = await RedisAllowances(other).claim("t", limits, claim)
         assert (grant.is_given, grant.others) == (True, 0)
+
+
+async def test_where_the_clock_is_set_back_who_died_counts_no_longer_and_who_lives_does(
+    index_settings: IndexSettings,
+) -> None:
+    limits = Limits(concurrent=3)
+    async with timed(index_settings, 3) as (dies, lives, other):
+        for router, count in ((dies, 2), (lives, 1)):
+            claim = Claim(sequences=Hold(0, need=count))
+            assert (await RedisAllowances(router).claim("t", limits, claim)).is_given
+            await router.routers()
+        Timed.now_s -= 86_400
+        asked = Claim(sequences=Hold(0, need=1))
+        assert (await RedisAllowances(other).claim("t", limits, asked)).others == 3
+        assert await other.routers() == 3
+        Timed.now_s += HOLD_S / 2
+        await RedisAllowances(lives).claim("t", limits, Claim(sequences=Hold(1)))
+        await lives.routers()
+        Timed.now_s += HOLD_S / 2
+        grant = await RedisAllowances(other).claim("t", limits, asked)
+        assert (grant.is_given, grant.others) == (True, 1)
+        assert await other.routers() == 2
+
+
+@pytest.mark.parametrize("by_use", [False, True])
+async def test_where_the_clock_is_set_back_what_is_put_last_stays_longest(
+    index_settings: IndexSettings, by_use: bool
+) -> None:
+    async with timed(index_settings) as (commons,):
+        shelf = RedisShelf(commons, "s", ShelfLimits(3, 1 << 20, 60.0, by_use))
+        for name in "abc":
+            await shelf.put([(name, b"x")])
+            Timed.now_s += 1
+        Timed.now_s -= 86_400
+        for name in "zyxw":
+            await shelf.put([(name, b"x")])
+            if by_use:
+                assert await shelf.get("c") == b"x"
+        assert (await shelf.latest(9)).names == (["c", "w", "x"] if by_use else ["w", "x", "y"])
+
+
+JUMPS_S = [-86_400, -HOLD_S - 10, 0, 10, 20, HOLD_S, 86_400, KEEP_S]
+AMOUNTS = st.integers(0, 9)
+STEPS = st.lists(
+    st.tuples(
+        st.integers(0, 1), st.sampled_from(JUMPS_S), *[st.tuples(AMOUNTS, AMOUNTS, AMOUNTS)] * 2
+    ),
+    max_size=20,
+)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(STEPS)
+def test_whatever_the_clock_does_redis_gives_what_one_process_would(
+    index_settings: IndexSettings, steps: list[tuple[int, float, Triple, Triple]]
+) -> None:
+    # Whole numbers refill in each jump.
+    limits = Limits(6.0, 12.0, 4)
+
+    async def run() -> None:
+        async with timed(index_settings, 2) as routers:
+            first = MemoryAllowances("0", lambda: Timed.now_s)
+            memories = [first, first.beside("1")]
+            tenant = routers[0].router
+            spent, drawn = [0, 0], [(0, 0), (0, 0)]
+            for at, jump_s, amounts, sequences in steps:
+                Timed.now_s += jump_s
+                spent[at] += amounts[0]
+                claim = Claim(
+                    Draw(spent[at], drawn[at][0], *amounts[1:]),
+                    Draw(spent[at], drawn[at][1], *amounts[1:]),
+                    Hold(*sequences),
+                )
+                one = await memories[at].claim(tenant, limits, claim)
+                same = await RedisAllowances(routers[at]).claim(tenant, limits, claim)
+                assert same == one
+                drawn[at] = (one.requests, one.tokens)
+
+    asyncio.run(run())
 
 
 async def test_what_a_router_that_died_had_drawn_is_remembered_for_an_hour(

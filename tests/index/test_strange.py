@@ -97,10 +97,10 @@ async def test_a_place_mends_it_without_anything_to_say(
         await feed.close()
 
 
-async def dead_place(index: Index, settings: IndexSettings) -> PlaceKeys:
+async def dead_place(index: Index, settings: IndexSettings, *, ttl_s: float = 60.0) -> PlaceKeys:
     """Write a place that counts as alive and mends nothing."""
     keys = PlaceKeys(settings.key_prefix, W9)
-    said = msgspec.msgpack.encode(record("w9"))
+    said = msgspec.msgpack.encode(record("w9", ttl_s=ttl_s))
     await index.redis.hset(
         keys.record,
         mapping={"epoch": "1", "generation": "1.1", "seq": "1", "pages": "1", "record": said},
@@ -110,6 +110,18 @@ async def dead_place(index: Index, settings: IndexSettings) -> PlaceKeys:
     await index.redis.set(keys.alive, "1", ex=60)
     await index.redis.sadd(places_key(settings.key_prefix), W9)
     return keys
+
+
+async def test_a_dead_place_is_gone_whatever_became_of_the_clock(
+    index_settings: IndexSettings,
+) -> None:
+    async with running(index_settings) as index:
+        keys = await dead_place(index, index_settings, ttl_s=1.0)
+        for left_s in (86_400, None):
+            await index.redis.set(keys.alive, "1", ex=left_s)
+            await index.redis.sadd(places_key(index_settings.key_prefix), W9)
+            await until(lambda: W9 in index.mirror.places(), "it is read")
+            await until(lambda: W9 not in index.mirror.places(), "it is gone")
 
 
 @pytest.mark.parametrize("what", ["record", "alive", "stream", "pages"])
