@@ -124,7 +124,10 @@ class Dispatcher:
                 refused=generation.refused,
                 failure=generation.failure,
             )
-        raise tries.gave_up(others=len(self._candidates(generation, tries)))
+        raise tries.gave_up(
+            others=len(self._candidates(generation, tries)),
+            nobody=self._workers.none_takes(generation.order.model.name),
+        )
 
     async def _pick(self, generation: Generation, tries: Tries) -> Chosen[WorkerLink] | None:
         """Return the worker for the next attempt; None where there is none.

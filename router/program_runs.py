@@ -161,7 +161,10 @@ class ProgramRuns:
         retry_after_s = self._settings.retry_after_s
         if refused is not None and refused.code is RefusalCode.OVERLOADED:
             raise overloaded(f"All workers are busy: {refused.message}", retry_after_s)
-        raise unavailable(f"No worker for {order.model.name} takes programs now.", retry_after_s)
+        name = order.model.name
+        if not self._workers.usable(name, order.model.digest):
+            raise unavailable(self._workers.none_takes(name), retry_after_s)
+        raise unavailable(f"No worker for {name} takes programs now.", retry_after_s)
 
     async def tell(self, run: str, tenant: str, text: str | None) -> None:
         """Hand a tenant's program a message of its client; None says that no more come.

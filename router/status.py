@@ -66,7 +66,7 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     pool: list[PlaceLine]
     ready: bool = False
     reason: str = ""
-    """Why requests cannot be answered; empty where they can."""
+    """Why requests cannot be answered, or those for one of several models; empty where all can."""
     models: list[str] = []
     usable_workers: int = 0
     in_flight: int = 0

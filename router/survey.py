@@ -68,6 +68,7 @@ class Survey:
             metrics.index_mode.labels(known.value).set(known is mode)
         models = [model.name for model in self._catalog.models]
         reason = self._why_not_ready(usable)
+        without = [] if reason else self._workers.without_worker()
         return ClusterStatus(
             model=models[0] if models else "",
             index=mode.value,
@@ -101,7 +102,7 @@ class Survey:
                 if record.kind is PlaceKind.POOL
             ],
             ready=not reason,
-            reason=reason,
+            reason=reason or " ".join(without),
             models=models,
             usable_workers=usable,
             in_flight=self._gate.inside,
@@ -146,6 +147,8 @@ class Survey:
         if self._catalog.problems and not self._catalog.models:
             return self._catalog.problems[0]
         if not usable:
+            if any(link.record.draining for link in self._workers.links.values()):
+                return " ".join(self._workers.without_worker())
             index = "" if self._mirror.mode is IndexMode.OK else f"; index: {self._mirror.mode}"
             return f"No worker is connected{index}."
         if not self._catalog.models:

@@ -102,8 +102,13 @@ class Tries:
             self._forgot_s = now_s
         return True
 
-    def gave_up(self, *, others: int) -> ApiError:
-        """Return what to tell the client; `others` workers are there that were not asked."""
+    def gave_up(self, *, others: int, nobody: str) -> ApiError:
+        """Return what to tell the client.
+
+        Args:
+            others: Workers that are there and were not asked.
+            nobody: Why none takes requests, where none does.
+        """
         retry_after_s = self._settings.retry_after_s
         if self._refused is not None:
             retry_after_s = self._refused.retry_after_s or retry_after_s
@@ -114,10 +119,9 @@ class Tries:
             )
         if self._ending is None:
             if self._order.only_place is not None:
-                return unavailable(
-                    f"Worker {self._order.only_place} takes no requests.", retry_after_s
-                )
-            return unavailable(f"No worker for {self._order.model.name} is there.", retry_after_s)
+                told = f"Worker {self._order.only_place} takes no requests."
+                return unavailable(told, retry_after_s)
+            return unavailable(nobody, retry_after_s)
         lost = f"the last, {self._place}, was lost ({self._reason})"
         if self._left <= 0:
             attempts = self._settings.attempts
@@ -145,4 +149,4 @@ class Tries:
             who = f"For {self._settings.worker_wait_s:g} s (router.worker_wait_s) all workers were"
         if refused.code is RefusalCode.OVERLOADED:
             return overloaded(f"{who} busy: {refused.message}", retry_after_s)
-        return unavailable(f"{who} stopping.", retry_after_s)
+        return unavailable(f"{who} draining: they take no requests.", retry_after_s)

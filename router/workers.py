@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from pie.index.contract import PlaceRecord
@@ -17,6 +17,9 @@ from pie.router.link import WorkerLink
 from pie.wire import AddressError, WireSettings
 
 log = logging.getLogger("pie.router.workers")
+
+_MOST_NAMED = 8
+"""Workers that a sentence names."""
 
 
 class WorkerSet:
@@ -57,6 +60,27 @@ class WorkerSet:
             and link.record.tokenizer_digest == digest
             and link.usable
         ]
+
+    def none_takes(self, model_name: str) -> str:
+        """Return why no worker takes requests for a model, in a sentence."""
+        links = [link for link in self._links.values() if link.record.model_name == model_name]
+        leaving = [link for link in links if link.record.draining]
+        lost = [link for link in links if not link.usable and link not in leaving]
+        if not leaving:
+            return f"No worker for {model_name} is there."
+        named = f"draining ({_named(leaving)})"
+        if len(leaving) == len(links):
+            return f"All workers for {model_name} are {named}: they take no requests."
+        said = f"of {len(links)} workers {len(leaving)} {_are(leaving)} {named}"
+        if lost:
+            said += f" and {len(lost)} {_are(lost)} unreachable ({_named(lost)})"
+        return f"No worker for {model_name} takes requests: {said}."
+
+    def without_worker(self) -> list[str]:
+        """Return why none takes requests, for each model of which no worker does."""
+        usable = {link.record.model_name for link in self._links.values() if link.usable}
+        known = {link.record.model_name for link in self._links.values()}
+        return [self.none_takes(name) for name in sorted(known - usable)]
 
     def sync(self, records: Iterable[PlaceRecord]) -> None:
         """Connect to workers that came and let go of those that went."""
@@ -123,3 +147,14 @@ class WorkerSet:
         task = asyncio.ensure_future(link.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
+
+
+def _named(links: Sequence[WorkerLink]) -> str:
+    """Return the names of workers, of many the first."""
+    names = sorted(link.record.place for link in links)
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(names[:_MOST_NAMED]) + more
+
+
+def _are(links: Sequence[WorkerLink]) -> str:
+    return "is" if len(links) == 1 else "are"

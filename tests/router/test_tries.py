@@ -99,8 +99,8 @@ def test_not_all_workers_are_said_to_be_busy_where_some_were_not_asked() -> None
     one = tries(attempts=1)
     one.ended(link("w0"), Ending.REFUSED, "overloaded", tokens=0, refused=FULL)
     assert not one.may_go_on()
-    assert "1 of them" in one.gave_up(others=1).message
-    assert one.gave_up(others=0).message.startswith("All workers are busy")
+    assert "1 of them" in one.gave_up(others=1, nobody="").message
+    assert one.gave_up(others=0, nobody="").message.startswith("All workers are busy")
 
 
 def test_a_token_gives_all_attempts_back_and_only_what_came_after_it_counts() -> None:
@@ -111,7 +111,7 @@ def test_a_token_gives_all_attempts_back_and_only_what_came_after_it_counts() ->
     assert not one.leaves_out(failing)
     one.ended(link("w2"), Ending.SILENT, "silent", tokens=0)
     assert not one.may_go_on()
-    told = one.gave_up(others=0).message
+    told = one.gave_up(others=0, nobody="").message
     assert told.startswith("2 workers in a row brought no token")
     assert "w2, was lost (silent)" in told
 
@@ -128,4 +128,6 @@ def test_a_full_worker_costs_time_and_no_attempt_once_there_are_tokens() -> None
     assert one.may_go_on()
     one.ended(full, Ending.REFUSED, "overloaded", tokens=0, refused=FULL)
     assert not one.waits(110.0)
-    assert one.gave_up(others=0).message.startswith("For 10 s (router.worker_wait_s) all workers")
+    assert one.gave_up(others=0, nobody="").message.startswith(
+        "For 10 s (router.worker_wait_s) all workers"
+    )

@@ -121,6 +121,15 @@ async def test_a_drain_is_undone_through_a_router_and_its_status_shows_it(places
             await become("ready", 1)
             assert await asyncio.to_thread(drain_worker, desk, "w0", 10.0, said.append) == 0
             await become("draining", 0)
+            why = "All workers for llama are draining (w0): they take no requests."
+            assert router.status().reason == why
+            for answer in (
+                await client.get("/ready"),
+                await client.post("/v1/completions", json={"model": "llama", "prompt": "a"}),
+            ):
+                assert answer.status_code == 503
+                assert answer.json()["error"]["message"] == why
+                assert int(answer.headers["retry-after"]) >= 1
             assert "`pie drain w0 --undo`" in said[-1]
             assert await asyncio.to_thread(take_again, desk, "w0", said.append) == 0
             assert said[-1] == "w0 takes requests"
