@@ -13,10 +13,12 @@ from pathlib import Path
 from pie.cluster.errors import ConfigError
 from pie.policies.errors import PolicyFileError
 from pie.policies.loader import PolicyText, load_policy_file, read_policy_file
-from pie.policies.policy_set import PolicySet, default_spec
+from pie.policies.policy_set import PolicySet, always, default_spec
 from pie.policies.registry import PolicyKind
 from pie.policies.saying import said
 from pie.policies.schema import policy_schema
+
+BUILT_IN = "no policy file: built-ins"
 
 _ALWAYS_SAID = (PolicyKind.RETENTION, PolicyKind.ROUTING)
 """Kinds that a file's summary names also where they are the default."""
@@ -31,7 +33,7 @@ def checked(file: Path | None) -> PolicySet:
     try:
         return load_policy_file(file)
     except PolicyFileError as error:
-        raise ConfigError(str(error).splitlines()) from error
+        raise ConfigError(error.told()) from error
 
 
 def read(file: Path | None) -> PolicyText:
@@ -43,7 +45,7 @@ def read(file: Path | None) -> PolicyText:
     try:
         return read_policy_file(file)
     except PolicyFileError as error:
-        raise ConfigError(str(error).splitlines()) from error
+        raise ConfigError(error.told()) from error
 
 
 def summary(file: Path) -> str:
@@ -51,8 +53,9 @@ def summary(file: Path) -> str:
     policies = checked(file)
     rules = f"{len(policies.rules)} rule{'' if len(policies.rules) == 1 else 's'}"
     names: dict[PolicyKind, list[str]] = {}
-    for kind, spec in policies.named():
-        if kind in _ALWAYS_SAID or spec != default_spec(kind):
+    usual = (*always(), *map(default_spec, PolicyKind))
+    for kind, spec in policies.all():
+        if kind in _ALWAYS_SAID or spec not in usual:
             names.setdefault(kind, []).append(f"`{spec.name}`")
     words = [f"{kind} {', '.join(names[kind])}" for kind in names]
     words.insert(1, rules)
@@ -65,16 +68,20 @@ def warnings(file: Path) -> list[str]:
 
 
 def in_force(file: Path | None) -> str:
-    """Return lines about each policy and rule of a file, or of the built-ins where there is none."""
+    """Return lines about each policy and rule of a file, or of the built-ins where there is none.
+
+    Raises:
+        ConfigError: The file is not acceptable; lists every problem.
+    """
     policies = checked(file)
-    first = f"from {file}" if file is not None else "no policy file: built-ins"
+    first = f"from {file}" if file is not None else BUILT_IN
     return "\n".join([first, *lines_of(policies)])
 
 
 def lines_of(policies: PolicySet) -> list[str]:
-    """Return a line about each policy and rule."""
+    """Return a line about each policy and rule, defaults included."""
     lines = []
-    for kind, spec in policies.named():
+    for kind, spec in policies.all():
         lines.append(f"  {kind:<12}{spec.name}{_options(spec.factory, spec.options)}")
     for number, rule in enumerate(policies.rules):
         options = _options(type(rule.action), rule.options)

@@ -1,4 +1,4 @@
-"""`pie policy apply`, `diff`, `rollback` and `history`: policies changed while everything serves.
+"""`pie policy apply`, `diff`, `rollback`, `history` and what is in force: policies changed while everything serves.
 
 Covers asking a router and what a person is told. Does not cover what a file may say
 (`pie.policies.loader`) or how places come to run a version (`pie.index.policy_follower`).
@@ -7,6 +7,7 @@ Covers asking a router and what a person is told. Does not cover what a file may
 from __future__ import annotations
 
 import difflib
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,12 +18,13 @@ import httpx
 import msgspec
 
 from pie.cluster.errors import ConfigError, NotRunningError
-from pie.cluster.policy_command import checked, lines_of
+from pie.cluster.policy_command import BUILT_IN, checked, lines_of
 from pie.cluster.policy_watch import WATCH_S, PolicyWatch
-from pie.cluster.sentences import printable
+from pie.cluster.sentences import printable, warn
 from pie.cluster.status import Trust
 from pie.policies.errors import PolicyFileError
 from pie.policies.loader import load_policies
+from pie.policies.policy_set import PolicySet
 from pie.router.api.listing import ApiErrorBody
 from pie.router.api.policies import Applied, ApplyBody, PolicyEvents, PolicyReport, PolicyText
 
@@ -30,6 +32,8 @@ _TIMEOUT_S = 15.0
 _EVERYWHERE_S = 5.0
 """How long `apply` waits until all places run the new version."""
 _LOOK_S = 0.1
+_PLACED = re.compile(r"[0-9]+:[0-9]+: ")
+"""How a problem begins that has a line and a column."""
 
 Say = Callable[[str], None]
 
@@ -41,6 +45,8 @@ class Desk:
     url: str
     token: str
     trust: Trust = True
+    folder: Path | None = None
+    """Where modules may lie here that policies in force name: beside the file of this configuration."""
 
     def report(self) -> PolicyReport:
         """Return versions and places.
@@ -67,15 +73,28 @@ class Desk:
         """
         return msgspec.json.decode(self._ask("GET", None, "/events"), type=PolicyEvents)
 
-    def apply(self, text: str | None, note: str, *, check: bool = False) -> Applied:
+    def apply(self, text: str | None, note: str, *, name: str = "", check: bool = False) -> Applied:
         """Put a text in force, or only `check` it; return the version in force and warnings.
+
+        Args:
+            text: What a policy file says; None is what each place's configuration names.
+            note: Where it comes from, for those who look at the versions.
+            name: What problems and warnings call it; `note` where empty.
+            check: Change nothing.
 
         Raises:
             ConfigError: The router does not take it; every problem at once.
             NotRunningError: No router answers there.
         """
+        name = name or note
         body = msgspec.json.encode(ApplyBody(text, note, check))
-        return msgspec.json.decode(self._ask("POST", body), type=Applied)
+        try:
+            applied = msgspec.json.decode(self._ask("POST", body), type=Applied)
+        except ConfigError as error:
+            # It was acceptable here: what is missing is missing there.
+            told = [f"{_placed(name, one)} (at the router, {self.url})" for one in error.problems]
+            raise ConfigError(told) from error
+        return Applied(applied.version, [_placed(name, one) for one in applied.warnings])
 
     def _ask(self, method: str, body: bytes | None, below: str = "") -> bytes:
         headers = {"content-type": "application/json"}
@@ -106,14 +125,18 @@ class Desk:
         raise NotRunningError(f"{self.url}: {said}")
 
 
+def _placed(name: str, problem: str) -> str:
+    return f"{name}:{'' if _PLACED.match(problem) else ' '}{problem}"
+
+
 def apply_file(desk: Desk, file: Path, say: Say) -> bool:
-    """Put a file in force everywhere, and say which places run it; False where one does not.
+    """Put a file in force everywhere, warn, and say which places run it; False where one does not.
 
     Raises:
         ConfigError: It is not acceptable, here or at the router; nothing has changed.
         NotRunningError: No router answers.
     """
-    return _applied(desk, checked(file).text, file.name, say)
+    return _applied(desk, checked(file).text, file.name, str(file), say)
 
 
 def warnings(desk: Desk, file: Path) -> list[str]:
@@ -123,8 +146,11 @@ def warnings(desk: Desk, file: Path) -> list[str]:
         ConfigError: It is not acceptable, here or at the router.
         NotRunningError: No router answers.
     """
-    applied = desk.apply(checked(file).text, file.name, check=True)
-    return [f"{file}:{warning}" for warning in applied.warnings]
+    return _warnings(desk, checked(file), file)
+
+
+def _warnings(desk: Desk, policies: PolicySet, file: Path) -> list[str]:
+    return desk.apply(policies.text, file.name, name=str(file), check=True).warnings
 
 
 def watch_file(desk: Desk, file: Path, say: Say) -> Iterator[None]:
@@ -133,11 +159,13 @@ def watch_file(desk: Desk, file: Path, say: Say) -> Iterator[None]:
     What is wrong with it is said, and changes nothing. Yields between looks, for ever.
     """
 
-    def take(text: str) -> None:
+    def take(text: str) -> list[str] | None:
         if text == _text_in_force(desk, desk.report().version):
             say(f"{file} is in force")
-        else:
-            _applied(desk, text, file.name, say)
+            return None
+        applied = desk.apply(text, file.name, name=str(file))
+        _followed(desk, applied.version, say)
+        return applied.warnings
 
     def refuse(problems: Sequence[str]) -> None:
         for one in problems:
@@ -168,7 +196,7 @@ def roll_back(desk: Desk, to: int | None, say: Say) -> bool:
     if to not in versions:
         known = ", ".join(map(str, sorted(versions)))
         raise ConfigError([f"there is no version {to}; there are {known}"])
-    return _applied(desk, desk.text(to) if to else None, f"rollback to {to}", say)
+    return _applied(desk, desk.text(to) if to else None, f"rollback to {to}", f"version {to}", say)
 
 
 def history(desk: Desk) -> str:
@@ -220,33 +248,89 @@ def events(desk: Desk) -> str:
     return "\n".join(lines) or "cluster policies have done nothing"
 
 
-def difference(desk: Desk, file: Path) -> str:
-    """Return what a file would change, line by line; nothing where it changes nothing.
+def in_force(desk: Desk) -> str:
+    """Return lines about each policy and rule in force, and which version that is.
+
+    Where a module that they name is not here, the text of the version stands in place of the lines.
 
     Raises:
-        ConfigError: It is not acceptable.
         NotRunningError: No router answers.
     """
+    report = desk.report()
+    text = _text_in_force(desk, report.version)
+    notes = [printable(one.note) for one in report.versions if one.version == report.version]
+    said = f"version {report.version}{f', {notes[0]}' if notes and notes[0] else ''}"
+    if not report.version:
+        said = "version 0, nothing was applied: what the router's configuration names"
+    lines = [f"in force at {desk.url}: {said}", *([] if text else [f"  {BUILT_IN}"])]
+    try:
+        lines += lines_of(_as_here(text or "", f"version {report.version}", [desk.folder, None]))
+    except PolicyFileError as error:
+        lines += [
+            "it cannot be read here; its text follows:",
+            *(f"  {one}" for one in error.told()),
+        ]
+        lines += [printable(one) for one in (text or "").splitlines()]
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What a file would change of what is in force."""
+
+    text: str
+    """Line by line; empty where it changes nothing."""
+    warnings: list[str]
+    """What the router warns of in the file."""
+
+
+def difference(desk: Desk, file: Path) -> Difference:
+    """Return what a file would change.
+
+    Raises:
+        ConfigError: It is not acceptable, here or at the router.
+        NotRunningError: No router answers.
+    """
+    policies = checked(file)
+    warned = _warnings(desk, policies, file)
     version = desk.report().version
     name = f"version {version}" if version else "in force"
+    text = _text_in_force(desk, version) or ""
     try:
-        before = load_policies(
-            _text_in_force(desk, version) or "", name=name, folder=file.absolute().parent
-        )
+        before = _as_here(text, name, [file.absolute().parent, desk.folder])
     except PolicyFileError as error:
-        raise ConfigError(str(error).splitlines()) from error
-    return "\n".join(
-        difflib.unified_diff(
-            lines_of(before), lines_of(checked(file)), name, str(file), lineterm="", n=0
-        )
+        raise ConfigError(error.told()) from error
+    lines = difflib.unified_diff(
+        lines_of(before), lines_of(policies), name, str(file), lineterm="", n=0
     )
+    return Difference("\n".join(lines), warned)
 
 
-def _applied(desk: Desk, text: str | None, note: str, say: Say) -> bool:
-    applied = desk.apply(text, note)
-    version = applied.version
+def _as_here(text: str, name: str, folders: Sequence[Path | None]) -> PolicySet:
+    """Return the policies of a text in force, with the first of the folders that has its modules.
+
+    Raises:
+        PolicyFileError: None has them; what is wrong with the first.
+    """
+    first: PolicyFileError | None = None
+    for folder in folders:
+        try:
+            return load_policies(text, name=name, folder=folder)
+        except PolicyFileError as error:
+            first = first or error
+    assert first is not None
+    raise first
+
+
+def _applied(desk: Desk, text: str | None, note: str, name: str, say: Say) -> bool:
+    applied = desk.apply(text, note, name=name)
     for warning in applied.warnings:
-        say(f"warning: {warning}")
+        warn(warning)
+    return _followed(desk, applied.version, say)
+
+
+def _followed(desk: Desk, version: int, say: Say) -> bool:
+    """Say which places run a version, once they do or have been waited for."""
     say(f"version {version} is in force")
     until_s = time.monotonic() + _EVERYWHERE_S
     while True:

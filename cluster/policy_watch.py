@@ -41,7 +41,8 @@ class PolicyWatch:
 
     Args:
         file: The file, by the path that it is looked for at each time.
-        take: Called with its text where it is acceptable. May raise `ConfigError` where it is not.
+        take: Called with its text where it is acceptable; returns what to warn of where it knows more than
+            the text alone tells. May raise `ConfigError` where it is not.
         refuse: Called with all that is wrong with it.
         say: Told of warnings, that the file cannot be read, or that nobody takes it now; each once.
         away: Raised by `take` and `refuse` where the text is to be offered again at the next look.
@@ -51,7 +52,7 @@ class PolicyWatch:
         self,
         file: Path,
         *,
-        take: Callable[[str], None],
+        take: Callable[[str], Sequence[str] | None],
         refuse: Callable[[Sequence[str]], None],
         say: Say,
         away: type[Exception],
@@ -108,15 +109,17 @@ class PolicyWatch:
                 content, name=str(self._file), folder=self._file.absolute().parent
             )
             assert policies.text is not None
-            self._take(policies.text)
-            for warning in policies.warnings:
-                self._say(f"warning: {self._file}:{warning}")
+            warnings = self._take(policies.text)
+            if warnings is None:
+                warnings = [f"{self._file}:{one}" for one in policies.warnings]
+            for warning in warnings:
+                self._say(f"warning: {warning}")
         except PolicyLateError as error:
             if content != self._late:
-                self._refuse(str(error).splitlines())
+                self._refuse(error.told())
             raise
         except PolicyFileError as error:
-            self._refuse(str(error).splitlines())
+            self._refuse(error.told())
         except ConfigError as error:
             self._refuse(error.problems)
 

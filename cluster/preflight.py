@@ -160,7 +160,7 @@ def _policies(config: PieConfig) -> Iterator[str]:
     try:
         load_policy_file(config.policies.file)
     except PolicyFileError as error:
-        yield from str(error).splitlines()
+        yield from error.told()
 
 
 def _model(config: PieConfig) -> Iterator[str]:

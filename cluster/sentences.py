@@ -23,6 +23,11 @@ def printable(text: str) -> str:
     )
 
 
+def warn(text: str) -> None:
+    """Say what is no mistake but likely none of what was meant."""
+    print(f"pie: warning: {text}", file=sys.stderr, flush=True)
+
+
 @contextmanager
 def sentences() -> Iterator[None]:
     """Say what a person can mend in one sentence each, and end with 2."""

@@ -50,10 +50,12 @@ class PolicyFileError(PolicyError):
         self.file = file
         self.problems = tuple(problems)
 
+    def told(self) -> list[str]:
+        """Return a line about each problem, with the file's name."""
+        return [f"{self.file}:{'' if one.line else ' '}{one}" for one in self.problems]
+
     def __str__(self) -> str:
-        return "\n".join(
-            f"{self.file}:{'' if problem.line else ' '}{problem}" for problem in self.problems
-        )
+        return "\n".join(self.told())
 
 
 class PolicyLateError(PolicyFileError):

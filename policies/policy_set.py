@@ -85,13 +85,12 @@ class PolicySet:
     warnings: tuple[Problem, ...] = field(default=(), compare=False)
     """What is no mistake of the file but likely none of what was meant."""
 
-    def named(self) -> Iterator[tuple[PolicyKind, PolicySpec]]:
-        """Yield all policies in force, but for those of `ALWAYS` with their defaults."""
-        usual = always()
+    def all(self) -> Iterator[tuple[PolicyKind, PolicySpec]]:
+        """Yield all policies in force, defaults included."""
         for kind in PolicyKind:
             found: PolicySpec | tuple[PolicySpec, ...] = getattr(self, kind)
             specs = found if isinstance(found, tuple) else (found,)
-            yield from ((kind, spec) for spec in specs if spec not in usual)
+            yield from ((kind, spec) for spec in specs)
 
     def same_retention(self, other: PolicySet) -> bool:
         """Say whether pages are treated alike by both, so that nothing changes for them."""

@@ -203,10 +203,12 @@ def _import(name: str, folder: Path | None, code: UserCode) -> ModuleType:
         ) from error
     except ModuleNotFoundError as error:
         if error.name == name or name.startswith(f"{error.name}."):
-            looked = f"{folder} or on " if folder is not None else ""
-            raise UnknownPolicyError(
-                f"there is no module {name!r} in {looked}Python's path"
-            ) from error
+            looked = (
+                f"in {folder} or on Python's path"
+                if folder is not None
+                else "on Python's path, and no policy file is configured that it could lie beside"
+            )
+            raise UnknownPolicyError(f"there is no module {name!r} {looked}") from error
         raise UnknownPolicyError(f"module {name!r} cannot be imported: {error}") from error
     except BaseException as error:
         if not is_own(error):

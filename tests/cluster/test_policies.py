@@ -130,7 +130,7 @@ def test_an_edit_takes_effect_everywhere_under_load_without_a_failed_request(
     desk, said = Desk(serving.url, ""), list[str]()
     edited = serving.folder / "edited.yaml"
     edited.write_text("worker: {retention: lru}\ncluster: {routing: round-robin}")
-    assert "-  rule 1      keep-session" in difference(desk, edited)
+    assert "-  rule 1      keep-session" in difference(desk, edited).text
     over, failures = threading.Event(), list[BaseException]()
     asked: list[tuple[int, int]] = []
 

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
+from typer.testing import CliRunner, Result
 
+from pie.cluster.cli import app
+from pie.cluster.errors import ConfigError
 from pie.cluster.policy_command import lines_of, read, summary
-from pie.cluster.policy_edit import Desk, apply_file, warnings
+from pie.cluster.policy_edit import Desk, apply_file, warnings, watch_file
+from pie.policies.errors import PolicyFileError
 from pie.policies.loader import load_policies
-from pie.router.api.policies import Applied, PolicyReport
+from pie.policies.policy_set import PolicySet
+from pie.policies.versions import PolicyVersions
+from pie.router.api.policies import Applied, PolicyReport, PolicyText, PolicyVersionLine
 from tests.support.serving import PIE, environment
 
+NEWEST_FIRST = Path(__file__).parents[2] / "examples" / "policies" / "newest_first.py"
 DESK = Desk("http://127.0.0.1:1", "")
 
 
@@ -75,6 +84,9 @@ def test_policies_are_shown_in_the_units_that_the_file_takes() -> None:
         "  migration   rebalance, idle: 30s, rate: 128MiB",
         "  migration   expire, after: 2d, pool: false",
         "  migration   follow-session, within: 500ms",
+        "  migration   drain",
+        "  migration   prefetch",
+        "  migration   spill-to-pool",
         "  scale       fixed",
         "  rule 0      pin, max: 2GiB; used 2 times or more, there for 90m",
         "  rule 1      keep-session, keep: 1h, max: 1000; any page",
@@ -119,18 +131,144 @@ def test_what_could_hurt_is_refused_with_one_line(tmp_path: Path) -> None:
         assert (done.returncode, done.stderr) == (2, f"pie: {said}\n")
 
 
-def test_policy_show_says_what_the_configuration_names(tmp_path: Path) -> None:
-    (tmp_path / "p.yaml").write_text(
-        "worker: {rules: [{match: {tier: disk}, action: ttl, after: 1d}]}"
-    )
-    done = pie(tmp_path, "policy", "show", PIE_POLICIES__FILE="p.yaml")
-    assert done.stdout.splitlines()[1:] == [
-        "  retention   lru",
-        "  routing     cost",
-        "  replication fixed",
-        "  scale       fixed",
-        "  rule 0      ttl, after: 1d; tier is disk",
+SHOWN = [
+    "  retention   lru",
+    "  routing     cost",
+    "  replication fixed",
+    "  migration   prefetch, requests: 2",
+    "  migration   drain",
+    "  migration   spill-to-pool",
+    "  scale       fixed",
+    "  rule 0      ttl, after: 1d; tier is disk",
+]
+TO_SHOW = (
+    "worker: {rules: [{match: {tier: disk}, action: ttl, after: 1d}]}\n"
+    "cluster: {migration: [{policy: prefetch, requests: 2}]}"
+)
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_policy_show_says_all_that_a_file_puts_in_force(
+    is_named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.yaml").write_text(TO_SHOW)
+    if not is_named:
+        monkeypatch.setenv("PIE_POLICIES__FILE", "p.yaml")
+    done = CliRunner().invoke(app, ["policy", "show", *(["p.yaml"] if is_named else [])])
+    assert done.stdout.splitlines() == ["from p.yaml", *SHOWN]
+
+
+class Router:
+    """Stands for a router: what it answers, and what it was asked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, text: str | None = None) -> None:
+        self.report = PolicyReport(3, [PolicyVersionLine(3, 0.0, "mine.yaml", 9)], [], None)
+        self.own: str | None = None
+        self.text = text
+        self.refuses: list[str] = []
+        self.warns: list[str] = []
+        monkeypatch.setattr(Desk, "_ask", self.ask)
+
+    def ask(self, method: str, body: bytes | None, below: str = "") -> bytes:
+        if method == "POST":
+            if self.refuses:
+                raise ConfigError(self.refuses)
+            return msgspec.json.encode(Applied(3, self.warns))
+        if not below:
+            return msgspec.json.encode(self.report)
+        is_own = below == "/versions/0"
+        return msgspec.json.encode(PolicyText(3, self.own if is_own else self.text))
+
+
+def asked(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["policy", *arguments, "--at", "http://127.0.0.1:1"])
+
+
+def test_policy_show_at_a_router_says_what_is_in_force_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    router = Router(monkeypatch, TO_SHOW)
+    first, *lines = asked("show").stdout.splitlines()
+    assert first == "in force at http://127.0.0.1:1: version 3, mine.yaml"
+    assert lines == SHOWN
+    router.report = PolicyReport(0, [], [], None)
+    lines = asked("show").stdout.splitlines()
+    assert "version 0, nothing was applied: what the router's configuration names" in lines[0]
+    assert lines[1:3] == ["  no policy file: built-ins", "  retention   lru"]
+    router.own = "worker: {retention: lfu}"
+    assert asked("show").stdout.splitlines()[1] == "  retention   lfu"
+
+
+def test_what_is_in_force_with_a_module_from_elsewhere_is_shown_as_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = "worker:\n  retention: 'not_here:Mine'"
+    Router(monkeypatch, text)
+    lines = asked("show").stdout.splitlines()
+    assert "there is no module 'not_here'" in lines[2]
+    assert lines[3:] == text.splitlines()
+
+
+def test_a_file_and_a_router_are_not_both_shown() -> None:
+    done = asked("show", "p.yaml")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "leave one out" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["apply", "check", "diff"])
+def test_what_a_router_says_of_a_file_is_told_with_the_files_name(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(NEWEST_FIRST, tmp_path / "beside.py")
+    (tmp_path / "p.yaml").write_text("worker:\n  retention: beside:NewestFirst\n")
+    router = Router(monkeypatch)
+    router.warns = ["3:15: worker.rules[0].match.tenant: no page is meant"]
+    done = asked(command, "p.yaml")
+    assert done.exit_code == 0
+    (warning,) = done.stderr.splitlines()
+    assert warning.startswith("pie: warning: p.yaml:3:15: worker.rules[0].match.tenant: ")
+    router.refuses = ["2:14: worker.retention: there is no module 'beside' in /etc/pie", "is empty"]
+    done = asked(command, "p.yaml")
+    assert (done.exit_code, done.stdout) == (2, "")
+    there = " (at the router, http://127.0.0.1:1)"
+    assert done.stderr.splitlines() == [
+        f"pie: p.yaml:2:14: worker.retention: there is no module 'beside' in /etc/pie{there}",
+        f"pie: p.yaml: is empty{there}",
     ]
+
+
+def test_a_watched_file_is_warned_of_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "p.yaml"
+    file.write_text("worker:\n  rules: [{match: {tenant: acme}, action: pin}]\n")
+    Router(monkeypatch).warns = ["2:19: no page is meant", "2:19: nobody is acme"]
+    said: list[str] = []
+    next(watch_file(DESK, file, said.append))
+    assert said[1:] == [
+        f"warning: {file}:2:19: no page is meant",
+        f"warning: {file}:2:19: nobody is acme",
+    ]
+
+
+@pytest.mark.parametrize("command", ["apply", "check", "diff", "show"])
+def test_a_module_that_is_missing_here_is_told_with_the_folder(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.yaml").write_text("worker:\n  retention: nowhere:X\n")
+    done = CliRunner().invoke(app, ["policy", command, "p.yaml"])
+    assert done.exit_code == 2
+    assert done.stderr == (
+        "pie: p.yaml:2:14: worker.retention: there is no module 'nowhere' in "
+        f"{tmp_path} or on Python's path\n"
+    )
+
+
+def test_a_module_is_looked_for_beside_no_file_where_a_place_has_none() -> None:
+    said = "no module 'nowhere' on Python's path, and no policy file is configured that it could"
+    with pytest.raises(PolicyFileError, match=said):
+        PolicyVersions(PolicySet()).read(3, "worker: {retention: nowhere:X}")
 
 
 def test_a_bad_file_is_not_applied_and_nobody_is_asked(tmp_path: Path) -> None:
@@ -152,8 +290,11 @@ def test_what_is_applied_is_what_was_checked_also_where_it_can_be_read_once(
 ) -> None:
     asked: list[str | None] = []
 
-    def apply(_: Desk, text: str | None, note: str, *, check: bool = False) -> Applied:
+    def apply(
+        _: Desk, text: str | None, note: str, *, name: str = "", check: bool = False
+    ) -> Applied:
         assert note
+        assert name.startswith("/dev/fd/")
         asked.append(text)
         return Applied(0 if check else 3)
 

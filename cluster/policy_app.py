@@ -1,0 +1,197 @@
+"""`pie policy`: its commands and their arguments.
+
+Covers what a person types, and exit codes: 1 where a place has not taken a version, 2 with all that is
+wrong. Does not cover what is said of a file (`pie.cluster.policy_command`) or asking a router
+(`pie.cluster.policy_edit`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pie.cluster import policy_command
+from pie.cluster.command_parts import ConfigFile, RouterAddress, desk_of, load, say, signals
+from pie.cluster.errors import ConfigError
+from pie.cluster.sentences import sentences, warn
+
+policy_app = typer.Typer(
+    help="Look at policy files, and change what is in force.", no_args_is_help=True
+)
+
+PolicyFile = Annotated[Path, typer.Argument(help="Policy file (YAML).")]
+
+
+def _examples(*lines: str) -> str:
+    """Return the end of a command's help; the mark keeps lines as they are."""
+    return "\n\n".join(("Examples:", *(f"$ {line}" for line in lines)))
+
+
+@policy_app.command(
+    epilog=_examples(
+        "pie policy check policies.yaml",
+        "pie policy check policies.yaml --at http://router:8000",
+    )
+)
+def check(file: PolicyFile, config: ConfigFile = None, at: RouterAddress = None) -> None:
+    """Say that a policy file is acceptable, or all that is wrong with it, and then end with 2.
+
+    With --at a router is asked too, which knows tenants and has modules of its own.
+    """
+    from pie.cluster import policy_edit  # noqa: PLC0415
+
+    with sentences():
+        good = policy_command.summary(file)
+        if at is None:
+            warned = policy_command.warnings(file)
+        else:
+            warned = policy_edit.warnings(desk_of(config, at), file)
+        for warning in warned:
+            warn(warning)
+        say(good)
+
+
+@policy_app.command(
+    epilog=_examples(
+        "pie policy show",
+        "pie policy show policies.yaml",
+        "pie policy show --at http://router:8000",
+    )
+)
+def show(
+    file: Annotated[
+        Path | None,
+        typer.Argument(help="Policy file (YAML); default the one that the configuration names."),
+    ] = None,
+    config: ConfigFile = None,
+    at: Annotated[
+        str | None,
+        typer.Option(
+            "--at", help="Show what is in force instead: address of a router, http://HOST:PORT."
+        ),
+    ] = None,
+) -> None:
+    """Print each policy and rule of a file, those included that it leaves as they are.
+
+    With --at those that are in force now, and their version.
+    """
+    from pie.cluster import policy_edit  # noqa: PLC0415
+
+    with sentences():
+        if at is None:
+            say(policy_command.in_force(file or load(config).config.policies.file))
+        elif file is None:
+            say(policy_edit.in_force(desk_of(config, at)))
+        else:
+            said = (
+                "a file and --at are two things to show: leave one out, or `pie policy diff` them"
+            )
+            raise ConfigError([said])
+
+
+@policy_app.command(
+    epilog=_examples(
+        "pie policy diff policies.yaml",
+        "pie policy diff policies.yaml --at http://router:8000",
+    )
+)
+def diff(file: PolicyFile, config: ConfigFile = None, at: RouterAddress = None) -> None:
+    """Print what a policy file would change of what is in force.
+
+    It asks the router that the configuration names, or --at.
+    """
+    from pie.cluster import policy_edit  # noqa: PLC0415
+
+    with sentences():
+        difference = policy_edit.difference(desk_of(config, at), file)
+        for warning in difference.warnings:
+            warn(warning)
+        say(difference.text or f"{file} changes nothing")
+
+
+@policy_app.command(
+    epilog=_examples(
+        "pie policy apply policies.yaml",
+        "pie policy apply policies.yaml --at http://router:8000 --watch",
+    )
+)
+def apply(
+    file: PolicyFile,
+    config: ConfigFile = None,
+    at: RouterAddress = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Go on, and apply the file whenever it changes.")
+    ] = False,
+) -> None:
+    """Put a policy file in force everywhere at once; one that is bad changes nothing.
+
+    It asks the router that the configuration names, or --at. Ends with 1 where a place has not taken it.
+    """
+    from pie.cluster import policy_edit  # noqa: PLC0415
+
+    with signals(), sentences():
+        desk = desk_of(config, at)
+        if watch:
+            for _ in policy_edit.watch_file(desk, file, say):
+                pass
+        is_everywhere = policy_edit.apply_file(desk, file, say)
+    raise typer.Exit(0 if is_everywhere else 1)
+
+
+@policy_app.command(epilog=_examples("pie policy rollback", "pie policy rollback 3"))
+def rollback(
+    to: Annotated[
+        int | None,
+        typer.Argument(
+            metavar="[VERSION]",
+            help="A version, 0 for what the configuration names; default the one before.",
+        ),
+    ] = None,
+    config: ConfigFile = None,
+    at: RouterAddress = None,
+) -> None:
+    """Put an earlier version of the policies in force anew.
+
+    It asks the router that the configuration names, or --at. Ends with 1 where a place has not taken it.
+    """
+    from pie.cluster import policy_edit  # noqa: PLC0415
+
+    with sentences():
+        is_everywhere = policy_edit.roll_back(desk_of(config, at), to, say)
+    raise typer.Exit(0 if is_everywhere else 1)
+
+
+@policy_app.command(
+    epilog=_examples("pie policy history", "pie policy history --at http://router:8000")
+)
+def history(config: ConfigFile = None, at: RouterAddress = None) -> None:
+    """Print the versions that were applied, and which one every place runs.
+
+    It asks the router that the configuration names, or --at.
+    """
+    from pie.cluster import policy_edit  # noqa: PLC0415
+
+    with sentences():
+        say(policy_edit.history(desk_of(config, at)))
+
+
+@policy_app.command(
+    epilog=_examples("pie policy events", "pie policy events --at http://router:8000")
+)
+def events(config: ConfigFile = None, at: RouterAddress = None) -> None:
+    """Print what cluster policies ordered lately, what was refused, and why.
+
+    It asks the router that the configuration names, or --at.
+    """
+    from pie.cluster import policy_edit  # noqa: PLC0415
+
+    with sentences():
+        say(policy_edit.events(desk_of(config, at)))
+
+
+@policy_app.command(epilog=_examples("pie policy schema > policies.schema.json"))
+def schema() -> None:
+    """Print the JSON Schema of policy files, for editors."""
+    say(policy_command.schema())
