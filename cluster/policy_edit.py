@@ -243,6 +243,8 @@ def events(desk: Desk) -> str:
             what = f"{one.place}{f', {one.pages} pages' if one.pages else ''}: "
         if one.model:
             what = f"{one.model} to {one.workers} workers: "
+            if one.action == "lapse":
+                what = f"{one.model}: "
         said = printable(f"{one.policy} {one.action}  {what}{one.reason}")
         lines.append(f"{when:%Y-%m-%d %H:%M:%S} UTC  {said}")
     return "\n".join(lines) or "cluster policies have done nothing"

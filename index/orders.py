@@ -95,9 +95,9 @@ class LoggedEvent(msgspec.Struct, frozen=True):
     """The place that an order about pages or a conversation was for; empty where it was for none."""
     pages: int = 0
     model: str = ""
-    """The model that a hint was about; empty where it is none."""
+    """The model that a hint was about that was given, or lapsed; empty where it is none."""
     workers: int = 0
-    """How many workers that should have."""
+    """How many workers that should have; 0 of a hint that lapsed."""
 
 
 class Orders:

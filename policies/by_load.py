@@ -21,6 +21,7 @@ from pie.policies.order_checks import MOST_WORKERS
 from pie.policies.units import Positive, Seconds, Share
 
 _FIRST = "so many were up at first"
+_BEFORE = "so many were wanted before"
 
 
 class ByLoad:
@@ -68,15 +69,16 @@ class ByLoad:
         models: dict[str, list[PlaceView]] = {model: [] for model in self._tracks}
         for one in view.places:
             if one.kind is PlaceKind.WORKER and one.model:
-                taking = models.setdefault(one.model, [])
-                if not one.draining:
-                    taking.append(one)
-        for model, workers in sorted(models.items()):
+                models.setdefault(one.model, []).append(one)
+        for model, there in sorted(models.items()):
+            workers = [one for one in there if not one.draining]
             track = self._tracks.get(model)
             if track is None:
                 before = view.wanted.get(model)
+                if before is None and not workers:
+                    continue
                 count = len(workers) if before is None else before.workers
-                reason = _FIRST if before is None else before.reason
+                reason = _FIRST if before is None else _inherited(before.reason)
                 track = self._tracks[model] = _Track(self._bounded(count), reason, view.now_s)
             if track.reason == _FIRST and self._bounded(len(workers)) > track.workers:
                 # Of a cluster that starts, not all are up at first, and the load has asked for no fewer yet.
@@ -88,7 +90,7 @@ class ByLoad:
             elif view.now_s - track.seen_s >= self._fall_after_s:
                 del self._tracks[model]
                 continue
-            yield WantWorkers(model, track.workers, track.reason)
+            yield WantWorkers(model, track.workers, track.reason if workers else _kept(len(there)))
 
     def wanted(self, workers: Sequence[PlaceView]) -> tuple[int, str]:
         """Return how many workers the load of now asks for, and why."""
@@ -111,6 +113,21 @@ class ByLoad:
 
     def _bounded(self, workers: int) -> int:
         return min(max(workers, self._min), self._max)
+
+
+def _kept(leaving: int) -> str:
+    """Return why a number stays that no worker's load can change; of the model so many are leaving."""
+    why = (
+        f"all of its workers leave, {leaving} in number"
+        if leaving
+        else "none of its workers is there"
+    )
+    return f"{why}; {_BEFORE}"
+
+
+def _inherited(reason: str) -> str:
+    """Return the reason of another router's number, without what was so at that moment alone."""
+    return _BEFORE if reason.endswith(_BEFORE) else reason
 
 
 @dataclass(slots=True)

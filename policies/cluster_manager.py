@@ -86,7 +86,7 @@ class ClusterEvent:
 
     policy: str
     action: str
-    """`raise`, `lower`, `store`, `fetch`, `let-go`, `move`, `hint`, `done`, `refuse` or `fail`."""
+    """`raise`, `lower`, `store`, `fetch`, `let-go`, `move`, `hint`, `lapse`, `done`, `refuse` or `fail`."""
     group: PageKey | None
     copies: int
     reason: str
@@ -94,9 +94,9 @@ class ClusterEvent:
     """Of orders about pages and conversations: where."""
     pages: int = 0
     model: str = ""
-    """Of a hint: whose workers it is about."""
+    """Of a hint, and of one that lapses: whose workers it is about."""
     workers: int = 0
-    """Of a hint: how many it should have; 0 where no policy says any more."""
+    """Of a hint: how many it should have."""
 
     def __post_init__(self) -> None:
         """Make texts what can be kept, whatever a policy says: short, and of characters that UTF-8 has."""
@@ -307,10 +307,14 @@ class ClusterManager:
     def _hint(self, view: ClusterView, decision: Decision) -> None:
         """End the round of hints."""
         for model, wanted in decision.remembered.hints.end(view.now_s).items():
-            said = wanted or Wanted(0, "no policy says any more how many workers it wants", "fixed")
-            event = ClusterEvent(
-                said.policy, "hint", None, 0, said.reason, model=model, workers=said.workers
-            )
+            if wanted is None:
+                reason = "no policy says any more how many workers it wants, and no hint holds"
+                event = ClusterEvent("fixed", "lapse", None, 0, reason, model=model)
+            else:
+                policy, reason = wanted.policy, wanted.reason
+                event = ClusterEvent(
+                    policy, "hint", None, 0, reason, model=model, workers=wanted.workers
+                )
             decision.events.append(event)
         decision.wanted = decision.remembered.hints.in_force()
 

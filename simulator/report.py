@@ -64,7 +64,7 @@ class OrderReport(msgspec.Struct, frozen=True):
 
     by_policy: dict[str, dict[str, int]]
     """Events by policy and action, as a live cluster logs them: `raise`, `lower`, `store`, `fetch`, `let-go`,
-    `move`, `hint`, `done`, `refuse` and `fail`."""
+    `move`, `hint`, `lapse`, `done`, `refuse` and `fail`."""
     refusals: dict[str, int]
     """By policy and reason; one that stays the same is told once a minute."""
     bytes_moved: dict[str, int]

@@ -63,7 +63,7 @@ class PolicyEventLine(msgspec.Struct, frozen=True):
     at_unix_s: float
     policy: str
     action: str
-    """`raise`, `lower`, `store`, `fetch`, `let-go`, `move`, `hint`, `done`, `refuse` or `fail`."""
+    """`raise`, `lower`, `store`, `fetch`, `let-go`, `move`, `hint`, `lapse`, `done`, `refuse` or `fail`."""
     group: str
     """The key of the first page, in hexadecimal; empty where it is about none."""
     copies: int
@@ -73,9 +73,9 @@ class PolicyEventLine(msgspec.Struct, frozen=True):
     pages: int = 0
     """How many pages an order was about, or were moved."""
     model: str = ""
-    """The model that a hint was about; empty where it is none."""
+    """The model that a hint was about that was given, or lapsed; empty where it is none."""
     workers: int = 0
-    """How many workers that should have; 0 where no policy says any more."""
+    """How many workers that should have; 0 of a hint that lapsed."""
 
 
 class PolicyEvents(msgspec.Struct, frozen=True):

@@ -15,12 +15,19 @@ from typer.testing import CliRunner, Result
 from pie.cluster.cli import app
 from pie.cluster.errors import ConfigError
 from pie.cluster.policy_command import lines_of, read, summary
-from pie.cluster.policy_edit import Desk, apply_file, warnings, watch_file
+from pie.cluster.policy_edit import Desk, apply_file, events, warnings, watch_file
 from pie.policies.errors import PolicyFileError
 from pie.policies.loader import load_policies
 from pie.policies.policy_set import PolicySet
 from pie.policies.versions import PolicyVersions
-from pie.router.api.policies import Applied, PolicyReport, PolicyText, PolicyVersionLine
+from pie.router.api.policies import (
+    Applied,
+    PolicyEventLine,
+    PolicyEvents,
+    PolicyReport,
+    PolicyText,
+    PolicyVersionLine,
+)
 from tests.support.serving import PIE, environment
 
 NEWEST_FIRST = Path(__file__).parents[2] / "examples" / "policies" / "newest_first.py"
@@ -309,6 +316,26 @@ def test_what_is_applied_is_what_was_checked_also_where_it_can_be_read_once(
             file = Path(f"/dev/fd/{end}")
             assert warnings(DESK, file) == [] if check else apply_file(DESK, file, print)
     assert asked == [text, text]
+
+
+@pytest.mark.parametrize(
+    ("event", "told"),
+    [
+        (
+            PolicyEventLine(0.0, "by-load", "hint", "", 0, "it is busy", model="m", workers=4),
+            "by-load hint  m to 4 workers: it is busy",
+        ),
+        (
+            PolicyEventLine(0.0, "fixed", "lapse", "", 0, "no hint holds", model="m"),
+            "fixed lapse  m: no hint holds",
+        ),
+    ],
+)
+def test_an_event_is_a_line(
+    monkeypatch: pytest.MonkeyPatch, event: PolicyEventLine, told: str
+) -> None:
+    monkeypatch.setattr(Desk, "events", lambda _: PolicyEvents([event]))
+    assert events(DESK) == f"1970-01-01 00:00:00 UTC  {told}"
 
 
 def test_a_place_that_starts_again_runs_what_the_file_said_at_first(tmp_path: Path) -> None:

@@ -113,6 +113,30 @@ def test_a_model_whose_workers_are_all_gone_keeps_its_number_for_a_while() -> No
     assert said(policy, (), 31.0) == {}
 
 
+def test_a_number_that_no_load_can_change_is_given_the_reason_of_that() -> None:
+    policy = ByLoad(fall_after=30.0)
+
+    def reasons(shown: Sequence[PlaceView], now_s: float) -> list[str]:
+        return [one.reason for one in policy.decide(view(shown, now_s))]
+
+    idle, before = places([(0, 0.1)] * 2), "so many were wanted before"
+    leaving = places([(0, 0.1)] * 2, draining=True)
+    assert reasons(idle, 0.0) == ["so many were up at first"]
+    assert reasons(leaving, 1.0) == [f"all of its workers leave, 2 in number; {before}"]
+    assert reasons((), 2.0) == [f"none of its workers is there; {before}"]
+    assert reasons(idle, 3.0) == ["so many were up at first"], "they take requests again"
+    # Another router has it from what was said, and says what is so now.
+    said_before = {"m": Wanted(2, f"none of its workers is there; {before}", "by-load")}
+    (order,) = ByLoad().decide(view(idle, 4.0, said_before))
+    assert order == WantWorkers("m", 2, before)
+
+
+def test_of_a_model_that_was_never_seen_to_take_requests_nothing_is_said() -> None:
+    policy = ByLoad()
+    assert said(policy, places([(0, 0.1)], draining=True), 0.0) == {}
+    assert said(policy, places([(0, 0.1)]), 1.0) == {"m": 1}
+
+
 def test_another_router_goes_on_with_what_is_in_force() -> None:
     before = {"m": Wanted(6, "it was busy", "by-load")}
     (order,) = ByLoad(fall_after=60.0).decide(view(places([(0, 0.1)]), 5.0, before))
@@ -203,7 +227,9 @@ def test_a_hint_that_nobody_repeats_lapses() -> None:
     assert decided(manager, KEPT_S - 0.1).wanted.keys() == {"m"}
     decision = decided(manager, KEPT_S)
     assert decision.wanted == {}
-    assert [(one.action, one.workers) for one in decision.events] == [("hint", 0)]
+    (event,) = decision.events
+    assert (event.policy, event.action, event.model) == ("fixed", "lapse", "m")
+    assert "no hint holds" in event.reason
 
 
 def test_a_new_leader_keeps_hints_until_they_lapse() -> None:
