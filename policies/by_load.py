@@ -52,7 +52,7 @@ class ByLoad:
         fall_after: Seconds = 300.0,
     ) -> None:
         if min > max:
-            raise ValueError(f"min is {min}, more than max, which is {max}")
+            raise ValueError(f"`min` is {min}, more than `max`, which is {max}")
         self._min = min
         self._max = max
         self._waiting = waiting

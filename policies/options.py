@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -45,7 +46,7 @@ def check_options(
         checked = model.model_validate_json(told, strict=True)
     except ValidationError as error:
         details = error.errors(include_url=False)
-        wrong = [_explain(model, detail) for detail in details]
+        wrong = [_explain(model, detail, options) for detail in details]
         if all(detail["type"] == "extra_forbidden" for detail in details):
             # What it says of the others is to be told at once too.
             unknown = {problem.option for problem in wrong}
@@ -66,8 +67,20 @@ def check_options(
         if not is_own(error):
             raise
         said = str(error) if isinstance(error, Exception) else f"{type(error).__name__}: {error}"
-        return {}, [OptionProblem("", f"{policy.__name__} refuses its options: {said}")]
+        problem = OptionProblem(
+            _named_in(said, options), f"{policy.__name__} refuses its options: {said}"
+        )
+        return {}, [problem]
     return values, []
+
+
+def _named_in(said: str, options: Collection[str]) -> str:
+    """Return the option that a sentence is about: it begins with its name, or has it alone in quotes."""
+    quoted = [name for name in options if re.search(rf"[`'\"]{re.escape(name)}[`'\"]", said)]
+    first = re.match(r"[`'\"]?(\w+)", said)
+    if first is not None and first[1] in options:
+        return first[1]
+    return quoted[0] if len(quoted) == 1 else ""
 
 
 def options_schema(policy: type[object]) -> dict[str, object]:
@@ -134,7 +147,11 @@ def _options_model(policy: type[object]) -> tuple[type[BaseModel], bool]:
         return create_model("Options", __config__=config, **loose), takes_any
 
 
-def _explain(model: type[BaseModel], detail: typing.Any) -> OptionProblem:  # noqa: ANN401
+def _explain(
+    model: type[BaseModel],
+    detail: typing.Any,  # noqa: ANN401
+    options: Mapping[str, object],
+) -> OptionProblem:
     """Return one of pydantic's error details as a problem."""
     option = str(detail["loc"][0]) if detail["loc"] else ""
     names = [str(info.alias) for info in model.model_fields.values()]
@@ -149,8 +166,12 @@ def _explain(model: type[BaseModel], detail: typing.Any) -> OptionProblem:  # no
         said = f"must be text, in quotes where it could be read as a number, not {_short(detail['input'])}"
         return OptionProblem(option, said)
     message = str(detail["msg"])
+    held = options.get(option)
+    # Of a mapping the key whose value is meant, but for where the key itself is.
+    inner = detail["loc"][1] if isinstance(held, Mapping) and len(detail["loc"]) == 2 else None
+    at = "" if inner is None else f"`{inner}`: "
     return OptionProblem(
-        option, f"{message[0].lower()}{message[1:]}, not {_short(detail['input'])}"
+        option, f"{at}{message[0].lower()}{message[1:]}, not {_short(detail['input'])}"
     )
 
 

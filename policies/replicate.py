@@ -15,7 +15,7 @@ from pydantic import Field
 from pie.page.key import PageKey
 from pie.policies.cluster_policy import ClusterView, GroupView, Order, SetCopies
 from pie.policies.prefixes import name_or_key
-from pie.policies.units import ModelPattern, PrefixName, SessionPattern, TenantPattern
+from pie.policies.units import ModelPattern, NonNegative, PrefixName, SessionPattern, TenantPattern
 
 
 class Replicate:
@@ -39,7 +39,7 @@ class Replicate:
         session: SessionPattern | None = None,
         model: ModelPattern | None = None,
         prefix: PrefixName | None = None,
-        uses: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0,
+        uses: NonNegative = 0.0,
     ) -> None:
         self._copies = copies
         self._tenant = tenant

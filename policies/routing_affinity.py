@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import Field
 
 from pie.policies.routing import Choice, RequestView, WorkerView, by_load, lot
+from pie.policies.units import Count, Ratio
 
 
 class PrefixAffinityRouting:
@@ -28,16 +32,10 @@ class PrefixAffinityRouting:
     def __init__(
         self,
         *,
-        threshold: float = 0.3,
-        imbalance_requests: int = 64,
-        imbalance_ratio: float = 1.5,
+        threshold: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.3,
+        imbalance_requests: Annotated[int, Field(ge=0, lt=1 << 31)] = 64,
+        imbalance_ratio: Ratio = 1.5,
     ) -> None:
-        if not 0 <= threshold <= 1:
-            raise ValueError("threshold must be from 0 to 1")
-        if imbalance_requests < 0:
-            raise ValueError("imbalance_requests must be at least 0")
-        if not (math.isfinite(imbalance_ratio) and imbalance_ratio >= 1):
-            raise ValueError("imbalance_ratio must be a number of at least 1")
         self._threshold = threshold
         self._imbalance_requests = imbalance_requests
         self._imbalance_ratio = imbalance_ratio
@@ -66,11 +64,7 @@ class ConsistentHashRouting:
         most_load: How many times the mean number of requests a worker may have.
     """
 
-    def __init__(self, *, pages: int = 1, most_load: float = 1.25) -> None:
-        if pages < 1:
-            raise ValueError("pages must be at least 1")
-        if not (math.isfinite(most_load) and most_load >= 1):
-            raise ValueError("most_load must be a number of at least 1")
+    def __init__(self, *, pages: Count = 1, most_load: Ratio = 1.25) -> None:
         self._pages = pages
         self._most_load = most_load
 

@@ -10,7 +10,6 @@ sequences that it decodes meanwhile.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from pie.page.events import PlaceId
@@ -22,6 +21,7 @@ from pie.policies.routing import (
     by_load,
     divisible,
 )
+from pie.policies.units import NonNegative
 
 MISS_WEIGHT = 5.0
 """How much more a missing token counts than its own prefill: its page will displace another,
@@ -57,17 +57,10 @@ class CostRouting:
     def __init__(
         self,
         *,
-        miss_weight: float = MISS_WEIGHT,
-        decode_share: float = DECODE_SHARE,
-        session_share: float = SESSION_SHARE,
+        miss_weight: NonNegative = MISS_WEIGHT,
+        decode_share: NonNegative = DECODE_SHARE,
+        session_share: NonNegative = SESSION_SHARE,
     ) -> None:
-        for name, value in (
-            ("miss_weight", miss_weight),
-            ("decode_share", decode_share),
-            ("session_share", session_share),
-        ):
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name} must be a number of at least 0")
         self._miss_weight = miss_weight
         self._decode_share = decode_share
         self._session_share = session_share

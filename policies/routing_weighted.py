@@ -6,11 +6,11 @@ not cover the default, which thinks in milliseconds (`pie.policies.routing_cost`
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from pie.policies.routing import Choice, RequestView, WorkerView, by_load, lot
+from pie.policies.units import NonNegative
 
 Scorer = Literal["prefix", "queue", "running", "free-memory", "session"]
 """`prefix`: the share of the prompt that is held; `queue` and `running`: the fewer requests wait or
@@ -45,16 +45,13 @@ class WeightedRouting:
     def __init__(
         self,
         *,
-        filters: dict[Filter, float] | None = None,
-        scorers: dict[Scorer, float] | None = None,
+        filters: dict[Filter, NonNegative] | None = None,
+        scorers: dict[Scorer, NonNegative] | None = None,
         picker: Picker = "best",
     ) -> None:
         self._filters = dict(filters or {})
         self._scorers = dict(_SCORERS if scorers is None else scorers)
         self._picker = picker
-        for name, value in (*self._filters.items(), *self._scorers.items()):
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name} must be a number of at least 0")
 
     def choose(self, request: RequestView, workers: Sequence[WorkerView]) -> Choice:
         """Return the worker that the picker takes."""

@@ -6,7 +6,6 @@ and saying a time or a size as a file would. Does not cover checking them (`pie.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +18,10 @@ from pydantic_core import PydanticCustomError
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SECONDS = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)", re.ASCII)
 _SIZE: TypeAdapter[ByteSize] = TypeAdapter(ByteSize)
+_MOST = 1e9
+"""A larger number is a mistake, and what is reckoned with it could be none any more."""
+_MOST_DAYS = 10_000
+_MOST_BYTES = 1 << 60
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -64,8 +67,8 @@ def _seconds(value: object) -> object:
         value = float(found[1]) * _UNITS_S[found[2]]
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise PydanticCustomError("time", "must be a time such as `30s`, `10m`, `2h` or `1d`")
-    if not 0 < value < math.inf:
-        raise PydanticCustomError("time", "must be longer than 0")
+    if not 0 < value <= _MOST_DAYS * _UNITS_S["d"]:
+        raise PydanticCustomError("time", f"must be longer than 0 and at most {_MOST_DAYS}d")
     return float(value)
 
 
@@ -77,13 +80,21 @@ def _bytes(value: object) -> object:
             value = None
     if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
         raise PydanticCustomError("size", "must be a size above 0, such as `512MiB` or `2GiB`")
+    if value > _MOST_BYTES:
+        raise PydanticCustomError("size", "must be a size of at most `1024PiB`")
     return value
 
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, le=_MOST, allow_inf_nan=False)]
 """A number above 0."""
 
-Share = Annotated[float, Field(gt=0, lt=1)]
+NonNegative = Annotated[float, Field(ge=0, le=_MOST, allow_inf_nan=False)]
+"""A number from 0."""
+
+Ratio = Annotated[float, Field(ge=1, le=_MOST, allow_inf_nan=False)]
+"""How many times as much one may be as another."""
+
+Share = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
 """A number between 0 and 1."""
 
 Count = Annotated[int, Field(ge=1, lt=1 << 31)]
@@ -96,7 +107,11 @@ Seconds = Annotated[
     WithJsonSchema(
         {
             "anyOf": [
-                {"type": "number", "exclusiveMinimum": 0},
+                {
+                    "type": "number",
+                    "exclusiveMinimum": 0,
+                    "maximum": _MOST_DAYS * _UNITS_S["d"],
+                },
                 {"type": "string", "pattern": rf"^{_SECONDS.pattern}$"},
             ]
         }
@@ -109,7 +124,12 @@ Bytes = Annotated[
     BeforeValidator(_bytes),
     Unit(bytes_text),
     WithJsonSchema(
-        {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": r"^\d"}]}
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 1, "maximum": _MOST_BYTES},
+                {"type": "string", "pattern": r"^\d"},
+            ]
+        }
     ),
 ]
 """A number of bytes, or with a unit: `512MiB`, `2GiB`."""

@@ -73,7 +73,9 @@ BAD_FILES = [
     BadFile(
         "half a key",
         _moves("policy: replicate, copies: 2, prefix: '00ff'"),
-        ["`prefix` must be 64 hexadecimal digits"],
+        [
+            "1:54: cluster.migration[0].prefix: Replicate refuses its options: `prefix` must be 64 hexadecimal digits"
+        ],
     ),
     BadFile("wrong type", _routing("policy: cost, miss_weight: [1]"), ["valid number, not [1]"]),
     BadFile("a list", "- worker", ["must hold two halves"]),
@@ -86,8 +88,12 @@ BAD_FILES = [
     BadFile("ttl for ever", _rule("action: ttl, after: forever"), [f"{_TIME}, not 'forever'"]),
     BadFile("ttl as a word", _rule("ttl: forever"), ["`action` is missing"]),
     BadFile("negative time", _rule("action: ttl, after: -1h"), [f"{_TIME}, not '-1h'"]),
-    BadFile("endless time", _rule("action: ttl, after: .inf"), ["longer than 0, not inf"]),
-    BadFile("no time", _match("age: .nan"), ["must be longer than 0, not nan"]),
+    BadFile(
+        "endless time",
+        _rule("action: ttl, after: .inf"),
+        ["longer than 0 and at most 10000d, not inf"],
+    ),
+    BadFile("no time", _match("age: .nan"), ["must be longer than 0 and at most 10000d, not nan"]),
     BadFile("not a number", _moves("policy: replicate, copies: 2, uses: .nan"), [_NUMBER]),
     BadFile("infinity", _moves("policy: replicate, copies: 2, uses: .inf"), [_NUMBER]),
     BadFile("infinite weight", "worker: {retention: {policy: lfu, half_life: .inf}}", [_NUMBER]),

@@ -176,10 +176,19 @@ def test_a_conversation_stays_where_it_was_while_another_costs_about_the_same() 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{policy: prefix-affinity, threshold: 2}", "threshold must be from 0 to 1"),
-        ("{policy: consistent-hash, most_load: 0.5}", "most_load must be a number of at least 1"),
+        (
+            "{policy: prefix-affinity, threshold: 2}",
+            "threshold: input should be less than or equal to 1, not 2",
+        ),
+        (
+            "{policy: consistent-hash, most_load: 0.5}",
+            "most_load: input should be greater than or equal to 1",
+        ),
         ("{policy: weighted, scorers: {luck: 1}}", "scorers"),
-        ("{policy: weighted, scorers: {prefix: -1}}", "prefix must be a number of at least 0"),
+        (
+            "{policy: weighted, scorers: {prefix: -1}}",
+            "scorers: `prefix`: input should be greater than or equal to 0",
+        ),
         ("{policy: weighted, picker: worst}", "picker"),
         ("{policy: round-robin, start: 1}", "no such option"),
         ("{policy: round-robbin}", "did you mean 'round-robin'?"),

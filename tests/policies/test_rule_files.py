@@ -111,7 +111,7 @@ def test_everything_wrong_with_rules_is_told_at_once() -> None:
             "14:15: worker.rules[6].match.tier: input should be 'device', 'host', 'disk', "
             "'pool-ram', 'pool-disk' or 'pool-object', not 'floppy'"
         ),
-        "16:7: worker.rules[6].after: must be longer than 0, not 0",
+        "16:7: worker.rules[6].after: must be longer than 0 and at most 10000d, not 0",
         "17:7: worker.rules[7]: can never match: the rule in line 7 takes all that it is about",
         "19:7: worker.rules[8]: can never match: the rule in line 7 takes all that it is about",
     ]
@@ -154,7 +154,7 @@ def test_everything_wrong_with_prefixes_is_told_at_once() -> None:
         ),
         ("3:3: prefixes.empty: give exactly one of `text`, `system`, `tokens` and `key`"),
         ("4:3: prefixes.both: give exactly one of `text`, `system`, `tokens` and `key`"),
-        ("5:3: prefixes.short: `key` must be 64 hexadecimal digits"),
+        ("5:11: prefixes.short.key: `key` must be 64 hexadecimal digits"),
         "6:11: prefixes.wrong.tokens: input should be greater than or equal to 0, not -1",
         (
             "6:25: prefixes.wrong.txt: no such option, did you mean 'text'?; allowed are `text`, "
@@ -217,7 +217,7 @@ def test_a_rule_is_never_reached_also_where_the_earlier_one_is_wrong_itself() ->
 
 def test_a_policy_speaks_of_its_options_also_where_another_is_unknown() -> None:
     first, second = problems("cluster: {routing: {policy: cost, miss_weight: -1, foo: 2}}")
-    assert first.endswith("miss_weight must be a number of at least 0")
+    assert first.endswith("miss_weight: input should be greater than or equal to 0, not -1")
     assert second.startswith("1:52: cluster.routing.foo: no such option")
 
 

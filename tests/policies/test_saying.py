@@ -41,7 +41,7 @@ def test_a_size_has_the_largest_unit_that_goes_into_it(value: int, text: str) ->
     assert bytes_text(value) == text
 
 
-@given(st.floats(min_value=0, exclude_min=True, allow_infinity=False))
+@given(st.floats(min_value=0, exclude_min=True, max_value=10_000 * 86_400.0))
 def test_any_time_is_read_as_it_was(value: float) -> None:
     assert check_options(Ttl, {"after": yaml.safe_load(seconds_text(value))}) == (
         {"after": value},
@@ -49,7 +49,7 @@ def test_any_time_is_read_as_it_was(value: float) -> None:
     )
 
 
-@given(st.integers(1, 1 << 70) | st.integers(1, 1 << 12).map(lambda count: count << 30))
+@given(st.integers(1, 1 << 60) | st.integers(1, 1 << 12).map(lambda count: count << 30))
 def test_any_size_is_read_as_it_was(value: int) -> None:
     assert check_options(Pin, {"max": yaml.safe_load(bytes_text(value))}) == ({"max": value}, [])
 

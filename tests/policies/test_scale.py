@@ -269,7 +269,10 @@ def test_what_is_no_hint_fails() -> None:
         ("cluster: {migration: [by-load]}", "'by-load' is a scale policy, not a migration policy"),
         ("cluster: {scale: {policy: by-load, mx: 3}}", "no such option, did you mean 'max'"),
         ("cluster: {scale: {policy: by-load, min: 0}}", "greater than or equal to 1, not 0"),
-        ("cluster: {scale: {policy: by-load, min: 9}}", "min is 9, more than max, which is 8"),
+        (
+            "cluster: {scale: {policy: by-load, min: 9}}",
+            "min: ByLoad refuses its options: `min` is 9, more than `max`, which is 8",
+        ),
         ("cluster: {scale: {policy: by-load, fall_after: soon}}", "must be a time such as"),
         ("cluster: {scale: [by-load]}", "must be a policy's name, such as `fixed`"),
     ],
