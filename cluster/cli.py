@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from pie.cluster.command_parts import ConfigFile, RouterAddress, desk_of, load, say, signals
 from pie.cluster.config import Key
 from pie.cluster.key_command import key_app
 from pie.cluster.pages import pages_app
 from pie.cluster.policy_app import policy_app
+from pie.cluster.printing import new_table, printer
 from pie.cluster.reference import reference_page, shown
 from pie.cluster.sentences import sentences
 from pie.cluster.simulating import simulate
@@ -206,7 +205,7 @@ def status(
     with sentences():
         router = load(config).config.router
         token = router.api_token.get_secret_value()
-        show_status(router_url(router, at), token, Console(), trusted(router))
+        show_status(router_url(router, at), token, printer(highlight=True), trusted(router))
 
 
 @app.command()
@@ -224,8 +223,7 @@ def explain(
     with sentences():
         router = load(config).config.router
         token = router.api_token.get_secret_value()
-        console = Console(highlight=False, markup=False, soft_wrap=True)
-        show_explained(router_url(router, at), token, request_id, console, trusted(router))
+        show_explained(router_url(router, at), token, request_id, printer(), trusted(router))
 
 
 @app.command()
@@ -235,7 +233,7 @@ def doctor(config: ConfigFile = None) -> None:
 
     with sentences():
         found = examine(load(config).config.programs)
-        holds = show_examined(found, Console(highlight=False, markup=False))
+        holds = show_examined(found, printer())
     raise typer.Exit(0 if holds else 1)
 
 
@@ -246,7 +244,7 @@ def demo(config: ConfigFile = None) -> None:
 
     with signals(), sentences():
         loaded = load(config, {("router", "port"): ("pie demo", 0)})
-        shown_all = run_demo(loaded.config, Console(), _report)
+        shown_all = run_demo(loaded.config, printer(highlight=True), _report)
     raise typer.Exit(0 if shown_all else 1)
 
 
@@ -302,7 +300,7 @@ def demo_pool(config: ConfigFile = None) -> None:
 
     with signals(), sentences():
         loaded = load(config, {("router", "port"): ("pie demo-pool", 0)})
-        shown_all = run_pool_demo(loaded.config, Console(), _report)
+        shown_all = run_pool_demo(loaded.config, printer(highlight=True), _report)
     raise typer.Exit(0 if shown_all else 1)
 
 
@@ -318,12 +316,10 @@ def config_show(config: ConfigFile = None) -> None:
     """Print the values in force and where each came from."""
     with sentences():
         loaded = load(config)
-    table = Table(box=None, pad_edge=False)
-    for heading in ("key", "value", "from"):
-        table.add_column(heading, overflow="fold")
+    table = new_table("key", "value", "from", left=("value", "from"))
     for (section, key), value, origin in loaded.values():
         table.add_row(f"{section}.{key}", shown(value), origin)
-    Console(highlight=False, markup=False).print(table)
+    printer().print(table)
 
 
 @config_app.command("reference")

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table
 
 from pie.cluster.config import PieConfig
 from pie.cluster.errors import StartError
 from pie.cluster.launch import Report, running
+from pie.cluster.printing import new_table
 from pie.cluster.status import fetch_status
 from pie.router.settings import RouterSettings
 
@@ -259,19 +259,18 @@ def ask(
 
 def show(answers: list[Answer], console: Console) -> None:
     """Print what was computed for each answer, and what was not."""
-    table = Table(
-        title="What was computed, and what was not", box=None, header_style="bold underline"
+    table = new_table(
+        "request",
+        "worker",
+        "prompt",
+        "cached",
+        "from",
+        "first token",
+        "tok/s",
+        left=("worker", "from"),
+        no_wrap=True,
     )
-    for heading, justify in (
-        ("request", "left"),
-        ("worker", "left"),
-        ("prompt", "right"),
-        ("cached", "right"),
-        ("from", "left"),
-        ("first token", "right"),
-        ("tok/s", "right"),
-    ):
-        table.add_column(heading, justify="right" if justify == "right" else "left", no_wrap=True)
+    table.title, table.header_style = "What was computed, and what was not", "bold underline"
     for one in answers:
         table.add_row(
             one.name,

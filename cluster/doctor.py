@@ -11,9 +11,9 @@ import sys
 
 import msgspec
 from rich.console import Console
-from rich.table import Table
 
 from pie.cluster.errors import ClusterError
+from pie.cluster.printing import new_table
 from pie.inferlet.confine import ProcessLimits
 from pie.inferlet.probe import Probed
 from pie.worker.programs.process import program_environment
@@ -61,9 +61,7 @@ def examine(settings: ProgramSettings) -> Probed:
 
 def show_examined(found: Probed, console: Console) -> bool:
     """Print what was found; return whether everything holds."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column("programs (inferlets) on this host")
-    table.add_column("")
+    table = new_table("programs (inferlets) on this host", "", left=("",))
     for part, name in _PARTS.items():
         table.add_row(name, "holds" if part in found.parts else "NOT HERE")
     for name, is_kept in found.kept.items():

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pie.cluster.errors import NotRunningError, UnknownRequestError
+from pie.cluster.printing import new_table
 from pie.router.api.explained import Attempt, Delivered, Explained, ExplainedSequence
 from pie.router.api.listing import ApiErrorBody
 
@@ -103,9 +104,8 @@ def _show_sequence(sequence: ExplainedSequence, console: Console) -> None:
 
 
 def _candidates(attempt: Attempt) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("candidate", no_wrap=True)
-    for heading in (
+    table = new_table(
+        "candidate",
         "device",
         "to load",
         "queued",
@@ -115,8 +115,8 @@ def _candidates(attempt: Attempt) -> Table:
         "load",
         "prefill",
         "decode",
-    ):
-        table.add_column(heading, justify="right", no_wrap=True)
+        no_wrap=True,
+    )
     for one in attempt.candidates:
         loads = " ".join(f"{tier}={tokens}" for tier, tokens in one.load_tokens.items())
         cost = one.cost

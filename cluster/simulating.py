@@ -19,6 +19,7 @@ from rich.table import Table
 
 from pie.cluster.config import load_config
 from pie.cluster.errors import SimulationError
+from pie.cluster.printing import new_table, printer
 from pie.policies.errors import PolicyFileError
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def simulate(
     from pie.simulator.leave import read_leave  # noqa: PLC0415
     from pie.simulator.worker import pool_stores_named  # noqa: PLC0415
 
-    console = Console(highlight=False)
+    console = printer()
     try:
         if calibrate:
             from pie.cluster.status import router_url  # noqa: PLC0415
@@ -151,7 +152,7 @@ def _simulate(options: SimulateOptions, console: Console) -> None:
     reports = run(options, told)
     console.print(_table(reports))
     for line in orders_told(reports):
-        console.print(line, markup=False)
+        console.print(line)
     for file in (options.json_file, options.html_file):
         if file is not None:
             console.print(f"written: {file}")
@@ -165,7 +166,7 @@ def _calibrate(
     model = calibrate(url, token, seed=time.time_ns(), trust=trust)
     text = msgspec.json.format(msgspec.json.encode(model)) + b"\n"
     if file is None:
-        console.print(text.decode().rstrip(), markup=False)
+        console.print(text.decode().rstrip())
         return
     try:
         file.write_bytes(text)
@@ -175,10 +176,9 @@ def _calibrate(
 
 
 def _table(reports: list[Report]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("policies")
-    for heading in ("hit rate", "pool", "TTFT mean", "p50", "p90", "p99", "busiest/mean"):
-        table.add_column(heading, justify="right")
+    table = new_table(
+        "policies", "hit rate", "pool", "TTFT mean", "p50", "p90", "p99", "busiest/mean"
+    )
     for report in reports:
         waits = report.ttft_s
         table.add_row(

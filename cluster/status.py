@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pie.cluster.errors import NotRunningError
+from pie.cluster.printing import new_table
 from pie.cluster.sentences import printable
 from pie.router.settings import RouterSettings
 from pie.router.status import ClusterStatus, PlaceLine, WorkerLine
@@ -239,11 +240,7 @@ def _node_tiers(nodes: Sequence[PlaceLine]) -> Table:
 
 def _table(*headings: str) -> Table:
     """Return an empty table; names and states stand left, numbers right."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in headings:
-        is_number = heading not in {"worker", "pool", "state"}
-        table.add_column(heading, justify="right" if is_number else "left", no_wrap=True)
-    return table
+    return new_table(*headings, left=("state",), no_wrap=True)
 
 
 def _figure(figures: Mapping[str, float], name: str) -> str:

@@ -14,12 +14,14 @@ import msgspec
 
 from pie.policies.loader import load_policy_file
 from pie.policies.policy_set import PolicySet
+from pie.policies.registry import did_you_mean
 from pie.simulator.cluster import ClusterSpec, SimulatedCluster
 from pie.simulator.cost_model import CostModel
 from pie.simulator.errors import SetupError
 from pie.simulator.plots import html_page
 from pie.simulator.report import Report, report_of
 from pie.simulator.trace import TraceRequest, read_trace
+from pie.worker.load_choice import LoadTier
 
 BUILT_IN = "built-in"
 """What a report calls the policies that no file names."""
@@ -84,13 +86,38 @@ def read_cost_model(file: Path) -> CostModel:
         SetupError: It cannot be read, or is none.
     """
     try:
-        model = msgspec.json.decode(file.read_bytes(), type=CostModel)
-        model.check()
+        text = file.read_bytes()
     except OSError as error:
         raise SetupError(f"{file}: cannot be read: {error.strerror or error}") from None
-    except (msgspec.MsgspecError, SetupError) as error:
-        raise SetupError(f"{file}: is not a cost model: {error}") from None
+    try:
+        model = msgspec.json.decode(text, type=CostModel)
+        model.check()
+    except (msgspec.MsgspecError, UnicodeDecodeError, SetupError) as error:
+        said = _unknown_in(text) or str(error)
+        raise SetupError(f"{file}: is not a cost model: {said}") from None
     return model
+
+
+def _unknown_in(text: bytes) -> str:
+    """Return which names in a cost model are none of it, and what is allowed; empty where all are."""
+    try:
+        given = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ""
+    if not isinstance(given, dict):
+        return ""
+    rates = given.get("load_tokens_per_s")
+    told = []
+    for what, names, allowed in (
+        ("field", given, CostModel.__struct_fields__),
+        ("tier in `load_tokens_per_s`", rates, [tier.value for tier in LoadTier]),
+    ):
+        unknown = [n for n in names if n not in allowed] if isinstance(names, dict) else []
+        if unknown:
+            each = ", ".join(f"{name!r}{did_you_mean(name, allowed)}" for name in unknown)
+            all_of_them = ", ".join(f"`{name}`" for name in allowed)
+            told.append(f"there is no {what} {each}; allowed are {all_of_them}")
+    return "; and ".join(told)
 
 
 def _names(files: Sequence[Path | None]) -> list[str]:

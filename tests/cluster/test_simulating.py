@@ -1,6 +1,7 @@
 """`pie simulate` from the command line."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from typer.testing import CliRunner
 
 from pie.cluster.cli import app
 
+LONG = "[x]-least-loaded-" + "and-so-on-" * 9
 TRACE = "arrival_s,prompt_tokens,output_tokens,session\n" + "".join(
     f"{at * 0.3},{600 + 40 * at},20,s{at % 2}\n" for at in range(20)
 )
@@ -18,6 +20,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "trace.csv").write_text(TRACE)
     (tmp_path / "even.yaml").write_text("cluster: {routing: round-robin}")
+    (tmp_path / f"{LONG}.yaml").write_text("cluster: {routing: least-loaded}")
     return tmp_path
 
 
@@ -29,13 +32,16 @@ def run(*arguments: str) -> tuple[int, str]:
 def test_two_policy_files_are_compared_and_written(folder: Path) -> None:
     code, said = run(
         *("--trace", "trace.csv", "--compare", "even.yaml", "--page-tokens", "16"),
+        *("--compare", f"{LONG}.yaml"),
         *("--pages", "200", "--workers", "2", "--json", "out.json", "--html", "out.html"),
     )
     assert code == 0, said
     assert "built-in" in said
     assert "written: out.html" in said
     names = [report["name"] for report in json.loads((folder / "out.json").read_text())]
-    assert names == ["built-in", "even"]
+    assert names == ["built-in", "even", LONG]
+    (row,) = [line for line in said.splitlines() if re.match(rf"{re.escape(LONG)} ", line)]
+    assert len(row.split()) == 12
     assert (folder / "out.html").read_text().startswith("<!doctype html>")
 
 

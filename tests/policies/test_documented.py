@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -16,6 +16,7 @@ from pie.policies.options import options_schema
 from pie.policies.policy_set import WorkerMoves
 from pie.policies.registry import BUILTIN, PolicyKind
 from pie.policies.retention import PageView
+from pie.policies.rules import PartName, Selector, TierName
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT, EXAMPLES = ROOT / "docs" / "policies.md", ROOT / "examples" / "policies"
@@ -107,6 +108,14 @@ def test_every_cluster_policy_is_documented_with_all_its_options_and_their_defau
         for name, policy in BUILTIN[kind].items():
             for option in options_schema(policy).get("properties", {}):  # type: ignore[attr-defined]
                 assert f"`{option}`" in rows[name], f"{name}: {option}"
+
+
+def test_every_selector_is_documented_with_all_tiers_and_parts() -> None:
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", DOCUMENT.read_text(), re.MULTILINE))
+    assert set(options_schema(Selector)["properties"]) <= rows.keys()  # type: ignore[call-overload]
+    for option, names in (("tier", get_args(TierName)), ("part", get_args(PartName))):
+        for name in names:
+            assert f"`{name}`" in rows[option]
 
 
 def test_a_policy_of_ones_own_chooses_the_victims(tmp_path: Path) -> None:

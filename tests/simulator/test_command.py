@@ -89,7 +89,12 @@ def test_an_output_that_cannot_be_written_is_one_sentence(tmp_path: Path, trace:
     ("text", "said"),
     [
         ("{", "is not a cost model"),
-        ('{"prefill_tokens_per_sec": 1}', "unknown field"),
+        (
+            '{"prefill_tokens_per_sec": 1, "load": 2}',
+            "no field 'prefill_tokens_per_sec', did you mean .*, 'load', .* allowed are .*, `decode_step_ms`",
+        ),
+        ("[]", "Expected `object`, got `array`"),
+        ('"\\ud800"', "is not a cost model"),
         ('{"prefill_tokens_per_s": "fast"}', "Expected `float`"),
         (
             '{"prefill_tokens_per_s": -1}',
@@ -100,7 +105,10 @@ def test_an_output_that_cannot_be_written_is_one_sentence(tmp_path: Path, trace:
             '{"decode_step_ms": 1e12}',
             "decode_step_ms must be from 0 to 60,000, not 1000000000000.0",
         ),
-        ('{"load_tokens_per_s": {"tape": 1}}', "tape"),
+        (
+            '{"load_tokens_per_s": {"dsk": 1}}',
+            "no tier in `load_tokens_per_s` 'dsk', did you mean 'disk'\\?; allowed are `host`, `disk`, `pool`$",
+        ),
     ],
 )
 def test_a_bad_cost_model_is_one_sentence(tmp_path: Path, text: str, said: str) -> None:
