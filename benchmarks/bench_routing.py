@@ -45,7 +45,7 @@ def run() -> dict[str, object]:
         results["skipped"] = f"PIE_TRACE names no trace ({file or 'not set'})"
         print(results["skipped"])
         return results
-    trace = read_trace(Path(file))
+    trace = read_trace(Path(file)).requests
     results["requests"] = len(trace)
     results["closed_loop_of_8"] = {
         "cost": _closed(FOUR, "cost", trace),

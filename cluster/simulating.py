@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
 def simulate(
     trace: Annotated[
-        Path | None, typer.Option(help="What was asked: Mooncake's format, or a CSV of lengths.")
+        Path | None,
+        typer.Option(
+            help="What was asked: what a router recorded, Mooncake's format, or a CSV of lengths."
+        ),
     ] = None,
     policies: Annotated[
         Path | None, typer.Option(help="Policy file to try; default the built-ins.")
@@ -149,7 +152,10 @@ def _simulate(options: SimulateOptions, console: Console) -> None:
         console.print(f"{report.name}: {now_s - began_s:.1f} s, {minute:,.0f} requests a minute")
         began_s = now_s
 
-    reports = run(options, told)
+    def warned(warning: str) -> None:
+        console.print(f"warning: {warning}", markup=False, soft_wrap=True)
+
+    reports = run(options, told, warned)
     console.print(_table(reports))
     for line in orders_told(reports):
         console.print(line)

@@ -138,6 +138,10 @@ class Selector:
             return self
         return self._but(prefix=named.key, prefix_name=None)
 
+    def with_key(self, key: PageKey) -> Selector:
+        """Return the same selector, of the page with another key."""
+        return self._but(prefix=key)
+
     def anywhere(self) -> Selector:
         """Return the same selector, of any tier and part."""
         return self._but(tiers=None, parts=None)

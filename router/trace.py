@@ -35,6 +35,7 @@ SCHEMA = pa.schema(
         ("request_id", pa.string()),
         ("choice", pa.int32()),
         ("model", pa.dictionary(pa.int32(), pa.string())),
+        ("model_root", pa.binary(32)),
         ("worker", pa.dictionary(pa.int32(), pa.string())),
         ("tenant_tag", pa.dictionary(pa.int32(), pa.string())),
         ("session", pa.binary(8)),
@@ -63,6 +64,7 @@ class TraceRow:
     request_id: str
     choice: int
     model: str
+    model_root: bytes
     worker: str
     tenant_tag: str
     session: bytes | None
@@ -148,6 +150,7 @@ class TraceRecorder:
             request_id=request_id,
             choice=generation.index,
             model=order.model.name,
+            model_root=bytes(root),
             worker=generation.place or "",
             tenant_tag=tenant_tag(root, salt, self._secret),
             session=bytes.fromhex(session_tag(root, salt, order.session, self._session_key))

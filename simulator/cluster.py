@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -25,7 +25,7 @@ from pie.page.events import (
     PlaceKind,
     Tier,
 )
-from pie.page.key import model_root
+from pie.page.key import RootKey, tenant_root
 from pie.policies.manager import RetentionManager
 from pie.policies.policy_set import PolicySet
 from pie.router.books import Running
@@ -40,18 +40,18 @@ from pie.simulator.engine import EngineSpec
 from pie.simulator.errors import SetupError
 from pie.simulator.kept import Kept
 from pie.simulator.leave import Leave, check_leaves
+from pie.simulator.meant import MODEL
 from pie.simulator.not_simulated import not_simulated
 from pie.simulator.outcome import Outcome
 from pie.simulator.page_orders import WorkerOrders
 from pie.simulator.pool import SimulatedPool
 from pie.simulator.rounds import EVERY_S, Rounds
+from pie.simulator.sink import Sink
 from pie.simulator.tier import MockTier, OnChange
 from pie.simulator.trace import MOST_S, TraceRequest
 from pie.simulator.watch import LIMIT_S, Watch
 from pie.simulator.worker import PoolStores, SimulatedWorker
-from pie.wire.messages import Refused, TokenDelta
 
-MODEL = model_root(fingerprint=b"simulated", dtype="none", page_tokens=0, layout_id="simulated")
 LEAVE_S = 30.0
 """What a worker that leaves has to end."""
 _LINGER_S = 60.0
@@ -113,10 +113,21 @@ class SimulatedCluster:
         spec: What it is made of.
         policies: Which ones decide.
         limit_s: What a user's policy may take for one answer, in real time.
+        model: The root of the model that all workers are said to have.
+        unknown: Why pages of prefixes that the policies name are not known, by name.
     """
 
-    def __init__(self, spec: ClusterSpec, policies: PolicySet, *, limit_s: float = LIMIT_S) -> None:
+    def __init__(
+        self,
+        spec: ClusterSpec,
+        policies: PolicySet,
+        *,
+        limit_s: float = LIMIT_S,
+        model: RootKey = MODEL,
+        unknown: Mapping[str, str] | None = None,
+    ) -> None:
         spec.check()
+        self._model = model
         self._watch = Watch(limit_s)
         self.policy_failures = self._watch.failures
         self.spec = spec
@@ -127,7 +138,7 @@ class SimulatedCluster:
         self._chooser = Chooser(self.mirror, routing, RouterMetrics(), clock=self.clock.now_s)
         self._moves = policies.worker_moves()
         self.not_simulated = not_simulated(
-            policies, has_host=spec.host_pages > 0, has_pool=spec.pool_pages > 0
+            policies, unknown or {}, has_host=spec.host_pages > 0, has_pool=spec.pool_pages > 0
         )
         """What the policies say and nobody does here; all that they order is carried out."""
         self.pool = self._new_pool(policies) if spec.pool_pages else None
@@ -144,6 +155,7 @@ class SimulatedCluster:
             overview,
             self,
             self.pool,
+            policies.prefixes,
         )
         self.lost = 0
         """Pages that workers had alone when they left."""
@@ -250,7 +262,7 @@ class SimulatedCluster:
     def _submit(self, request: TraceRequest) -> None:
         self._submitted += 1
         request_id = f"{self.spec.seed}/{self._submitted}"
-        prefix = Prefix(request.tokens())
+        prefix = Prefix(request.tokens(), request.salt)
         takers = [worker for worker in self._up.values() if not worker.books.record.draining]
         for worker in takers:
             worker.tell_load()
@@ -270,17 +282,22 @@ class SimulatedCluster:
         session = request.session
         if self.conductor.may_order:
             self._chooser.demand.held_by(
-                chosen.keys, now_s, model_root=MODEL, tenant_tag="", session_tag=session or ""
+                chosen.keys,
+                now_s,
+                model_root=self._model,
+                tenant_tag=request.tenant,
+                session_tag=session or "",
             )
         if session is not None:
-            self._chooser.conversations.named((None, session), session, "")
+            self._chooser.conversations.named((request.salt, session), session, request.tenant)
         running = Running(
-            sink=_Sink(outcome, self, request, prefix),
+            sink=Sink(outcome, self.clock, functools.partial(self._went, request, prefix)),
             keys=chosen.keys,
             new_tokens=len(prefix.ids) - chosen.predicted_tokens,
             prompt_tokens=len(prefix.ids),
         )
-        worker.submit(request_id, prefix.ids, request, MODEL, running)
+        root = tenant_root(self._model, salt=request.salt)
+        worker.submit(request_id, prefix.ids, request, root, running)
 
     def _tick(self) -> None:
         """Do what is done once a second, or more seldom, as long as there is anything to do."""
@@ -335,7 +352,7 @@ class SimulatedCluster:
             epoch=Epoch(1),
             kind=PlaceKind.WORKER,
             address="",
-            model_root=MODEL,
+            model_root=self._model,
             model_name="simulated",
             page_tokens=engine.page_tokens,
             context_tokens=engine.pages * engine.page_tokens,
@@ -353,6 +370,7 @@ class SimulatedCluster:
                 retention=self._retention(policies, "host"),
                 clock=self.clock,
                 on_change=publish,
+                model=self._model,
             )
         stores: PoolStores | None = spec.pool_stores
         if stores is PoolStores.BEHIND and not self._moves.stores_as_made:
@@ -388,6 +406,7 @@ class SimulatedCluster:
                 retention=self._retention(policies, record.place),
                 clock=self.clock,
                 on_change=changed,
+                model=self._model,
             )
 
         return SimulatedPool(
@@ -436,62 +455,17 @@ class SimulatedCluster:
             total[kept.tier] = total.get(kept.tier, 0.0) + kept.page_seconds
         return total
 
-    def ended(self) -> None:
-        """Learn that a request has ended."""
+    def _went(self, request: TraceRequest, prefix: Prefix) -> None:
+        """Learn that a request is over, and which pages its conversation has then."""
+        if request.session is not None:
+            # The last token was drawn, and what it would add to a page is not computed.
+            answer = array("I", (request.answer,)) * (request.output_tokens - 1)
+            keys = prefix.longer(answer).keys(self._model, self.spec.engine.page_tokens)
+            conversation = (request.salt, request.session)
+            self._chooser.conversations.ended(conversation, keys, self.clock.now_s())
         self._over += 1
         self._over_s = self.clock.now_s()
         self._ended()
-
-    def went_on(self, request: TraceRequest, prefix: Prefix) -> None:
-        """Learn that a conversation's answer is over, and which pages the conversation has then."""
-        if request.session is None:
-            return
-        # The last token was drawn, and what it would add to a page is not computed.
-        answer = array("I", (request.answer,)) * (request.output_tokens - 1)
-        keys = prefix.longer(answer).keys(MODEL, self.spec.engine.page_tokens)
-        self._chooser.conversations.ended((None, request.session), keys, self.clock.now_s())
-
-
-@dataclass(slots=True)
-class _Sink:
-    """Writes down what becomes of a request."""
-
-    outcome: Outcome
-    cluster: SimulatedCluster
-    request: TraceRequest
-    prefix: Prefix
-
-    def on_delta(self, delta: TokenDelta) -> None:
-        """Take new tokens."""
-        now_s = self.cluster.clock.now_s()
-        if delta.started is not None:
-            cached = delta.started.cached
-            self.outcome.first_token_s = now_s
-            self.outcome.cached = {
-                tier: tokens
-                for tier, tokens in (
-                    ("device", cached.device),
-                    ("host", cached.host),
-                    ("disk", cached.disk),
-                    ("pool", cached.pool),
-                )
-                if tokens
-            }
-        self.outcome.output_tokens += len(delta.token_ids)
-        if delta.finish_reason is not None:
-            self.outcome.ended_s = now_s
-            self.cluster.went_on(self.request, self.prefix)
-            self.cluster.ended()
-
-    def on_refused(self, refused: Refused) -> None:
-        """Learn that the worker's queue is full."""
-        del refused
-        self.outcome.refused = True
-        self.cluster.went_on(self.request, self.prefix)
-        self.cluster.ended()
-
-    def on_gone(self) -> None:
-        """Workers stay."""
 
 
 def _soon(clock: VirtualClock, call: Callable[[], None]) -> None:

@@ -13,14 +13,14 @@ from pathlib import Path
 import msgspec
 
 from pie.policies.loader import load_policy_file
-from pie.policies.policy_set import PolicySet
 from pie.policies.registry import did_you_mean
 from pie.simulator.cluster import ClusterSpec, SimulatedCluster
 from pie.simulator.cost_model import CostModel
 from pie.simulator.errors import SetupError
+from pie.simulator.meant import MODEL, Meant, meant_in
 from pie.simulator.plots import html_page
 from pie.simulator.report import Report, report_of
-from pie.simulator.trace import TraceRequest, read_trace
+from pie.simulator.trace import Trace, read_trace
 from pie.worker.load_choice import LoadTier
 
 BUILT_IN = "built-in"
@@ -44,8 +44,17 @@ class SimulateOptions:
     html_file: Path | None = None
 
 
-def simulate(options: SimulateOptions, report: Callable[[Report], None]) -> list[Report]:
-    """Try each set of policies, tell `report` of each, and write what is to be written.
+def simulate(
+    options: SimulateOptions,
+    report: Callable[[Report], None],
+    warn: Callable[[str], None] = lambda _: None,
+) -> list[Report]:
+    """Try each set of policies, and write what is to be written.
+
+    Args:
+        options: What is tried on what.
+        report: Told of each set when it has been tried.
+        warn: Told, before anything runs, of what in the trace or the files is likely not what was meant.
 
     Raises:
         SimulatorError: The trace cannot be read, or not be simulated so.
@@ -55,11 +64,21 @@ def simulate(options: SimulateOptions, report: Callable[[Report], None]) -> list
     options.cluster.check()
     sets = [load_policy_file(file) for file in options.policies]
     trace = read_trace(options.trace, limit=options.limit)
+    for warning in trace.warnings:
+        warn(f"{options.trace.name}: {warning}")
+    names = _names(options.policies)
+    page_tokens = options.cluster.engine.page_tokens
+    meant = [meant_in(trace, policies, page_tokens) for policies in sets]
+    for name, one in zip(names, meant, strict=True):
+        for warning in one.warnings:
+            warn(f"{name}: {warning}")
     reports: list[Report] = []
-    for name, policies in zip(_names(options.policies), sets, strict=True):
-        reports.append(run(name, trace, policies, options))
+    for name, one in zip(names, meant, strict=True):
+        reports.append(run(name, trace, one, options))
         report(reports[-1])
-    title = f"{options.trace.name}: {len(trace):,} requests, {options.cluster.workers} workers"
+    title = (
+        f"{options.trace.name}: {len(trace.requests):,} requests, {options.cluster.workers} workers"
+    )
     if options.json_file is not None:
         _write(options.json_file, msgspec.json.format(msgspec.json.encode(reports)) + b"\n")
     if options.html_file is not None:
@@ -67,16 +86,15 @@ def simulate(options: SimulateOptions, report: Callable[[Report], None]) -> list
     return reports
 
 
-def run(
-    name: str, trace: Sequence[TraceRequest], policies: PolicySet, options: SimulateOptions
-) -> Report:
+def run(name: str, trace: Trace, meant: Meant, options: SimulateOptions) -> Report:
     """Return what one set of policies does with a trace."""
-    cluster = SimulatedCluster(options.cluster, policies)
+    model = trace.model_root or MODEL
+    cluster = SimulatedCluster(options.cluster, meant.policies, model=model, unknown=meant.unknown)
     if options.clients is None:
-        cluster.run_open(trace, speed=options.speed)
+        cluster.run_open(trace.requests, speed=options.speed)
     else:
-        cluster.run_closed(trace, clients=options.clients)
-    return report_of(name, cluster)
+        cluster.run_closed(trace.requests, clients=options.clients)
+    return report_of(name, cluster, warnings=meant.warnings)
 
 
 def read_cost_model(file: Path) -> CostModel:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from pie.page.events import PlaceId
@@ -31,6 +32,7 @@ from pie.policies.drain import Drain
 from pie.policies.expire import Expire
 from pie.policies.follow_session import FollowSession
 from pie.policies.prefetch import Prefetch
+from pie.policies.prefixes import NO_PREFIXES, Prefixes
 from pie.policies.rebalance import Rebalance
 from pie.policies.spill_to_pool import SpillToPool
 from pie.router.overview import Overview
@@ -68,12 +70,14 @@ class Conductor:
         overview: Overview,
         workers: Workers,
         pool: SimulatedPool | None,
+        prefixes: Prefixes = NO_PREFIXES,
     ) -> None:
         self._policies: list[ClusterPolicy] = [policy for _, policy in asked]
         self._manager = ClusterManager(asked)
         self._overview = overview
         self._workers = workers
         self._pool = pool
+        self._prefixes = prefixes
         self.table: dict[PageKey, int] = {}
         """Groups with more copies than usual."""
         self.hints: list[tuple[float, str, int]] = []
@@ -101,6 +105,7 @@ class Conductor:
         if all(isinstance(policy, quiet) for policy in self._policies):
             return
         view = self._overview.view_at_once(self.table, now_s, self._wanted)
+        view = replace(view, prefixes=self._prefixes.by_name())
         decision = self._manager.decide(view, self.table, self._overview)
         self._wanted = decision.wanted
         for event in decision.events:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pie.page.events import Part
 from pie.page.key import PageKey, RootKey
 from pie.policies.manager import RetentionManager
+from pie.policies.retention import NO_ROOT
 from pie.simulator.clock import Clock, Timer
 from pie.simulator.cost_model import CostModel
 from pie.simulator.errors import SetupError
@@ -105,6 +106,7 @@ class MockEngine:
         loads: Where pages can be loaded from.
         on_frozen: Told of pages that nobody held before, in the order of their sequence.
         below: What takes pages that leave.
+        model: The root of the model whose pages they are, for policies.
     """
 
     def __init__(
@@ -119,11 +121,12 @@ class MockEngine:
         loads: Loads | None = None,
         on_frozen: Callable[[Sequence, list[int]], None] | None = None,
         below: Below | None = None,
+        model: RootKey = NO_ROOT,
     ) -> None:
         self.spec = spec
         self.counts = EngineCounts()
         self.table = PageTable(
-            spec.pages, cost.bytes_of(spec.page_tokens), Part.FULL, retention, below
+            spec.pages, cost.bytes_of(spec.page_tokens), Part.FULL, retention, below, model
         )
         self._cost = cost
         self._clock = clock

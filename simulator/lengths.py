@@ -4,9 +4,9 @@
     0.0,900,120,alice,tools,512
     4.5,1300,80,alice,tools,512
 
-Covers reading it. `session`, `prefix` and `prefix_tokens` may be left out: prompts with the same
-`prefix` begin with the same `prefix_tokens` tokens, and the turns of a `session` begin with all that
-was said before, answers included.
+Covers reading it. `session`, `prefix`, `prefix_tokens` and `tenant` may be left out: prompts with the same
+`prefix` begin with the same `prefix_tokens` tokens, the turns of a `session` begin with all that was said
+before, answers included, and what one `tenant` has is no other's.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import csv
 import math
 from collections.abc import Sequence
 
-from pie.simulator.trace import TraceRequest, names, problem_at, whole
+from pie.simulator.trace import Trace, TraceRequest, names, problem_at, whole
 
 _NEEDED = ("arrival_s", "prompt_tokens", "output_tokens")
-_OPTIONAL = ("session", "prefix", "prefix_tokens")
+_OPTIONAL = ("session", "prefix", "prefix_tokens", "tenant")
 
 
-def read_lengths(lines: Sequence[str], problems: list[str]) -> list[TraceRequest]:
-    """Return the requests of a table; adds what is wrong with it to `problems`."""
+def read_lengths(lines: Sequence[str], problems: list[str]) -> Trace:
+    """Return a table's trace; adds what is wrong with it to `problems`."""
     rows = csv.reader(lines)
     header = [name.strip() for name in next(rows, [])]
     missing = [name for name in _NEEDED if name not in header]
@@ -35,9 +35,9 @@ def read_lengths(lines: Sequence[str], problems: list[str]) -> list[TraceRequest
     if len(set(header)) < len(header):
         problem_at(problems, 1, "a column is given twice")
     requests: list[TraceRequest] = []
-    if problems:
-        return requests
     table = _Table()
+    if problems:
+        return Trace(requests)
     try:
         for row in rows:
             if not any(cell.strip() for cell in row):
@@ -48,7 +48,7 @@ def read_lengths(lines: Sequence[str], problems: list[str]) -> list[TraceRequest
                 problem_at(problems, rows.line_num, str(error))
     except csv.Error as error:
         problem_at(problems, rows.line_num, f"is not comma-separated: {error}")
-    return requests
+    return Trace(requests, token_of_name=table.prefixes())
 
 
 class _Table:
@@ -56,6 +56,12 @@ class _Table:
 
     def __init__(self) -> None:
         self._tokens: dict[tuple[str, str], int] = {}
+        self._tenants: dict[str, str] = {}
+        """Whose a conversation is."""
+
+    def prefixes(self) -> dict[str, int]:
+        """Return the token of each prefix."""
+        return {name: token for (kind, name), token in self._tokens.items() if kind == "prefix"}
 
     def request(self, header: Sequence[str], row: Sequence[str]) -> TraceRequest:
         """Return one row's request; raises `ValueError` with a sentence."""
@@ -72,6 +78,9 @@ class _Table:
                 raise ValueError(
                     f"`prefix_tokens` is {shared}, more than the {prompt} of the prompt"
                 )
+        tenant = cells.get("tenant", "")
+        if session and (owner := self._tenants.setdefault(session, tenant)) != tenant:
+            raise ValueError(f"session {session!r} is tenant {owner!r}'s, and not {tenant!r}'s too")
         own = ("session", session) if session else ("row", str(len(self._tokens)))
         runs = [(self._token("prefix", prefix), shared)] if shared else []
         if prompt > shared:
@@ -82,6 +91,8 @@ class _Table:
             output_tokens=max(1, output),
             answer=self._token(*own),
             session=session or None,
+            tenant=tenant,
+            salt=tenant or None,
         )
 
     def _token(self, kind: str, name: str) -> int:

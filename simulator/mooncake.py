@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from pie.simulator.trace import TraceRequest, problem_at, whole
+from pie.simulator.trace import Trace, TraceRequest, problem_at, whole
 
 HASHED_TOKENS = 512
 _FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
@@ -22,8 +22,8 @@ _ANSWERS = 1 << 31
 answer, so that they match nothing."""
 
 
-def read_mooncake(lines: Sequence[str], problems: list[str]) -> list[TraceRequest]:
-    """Return the requests of a trace; adds what is wrong with it to `problems`."""
+def read_mooncake(lines: Sequence[str], problems: list[str]) -> Trace:
+    """Return a trace; adds what is wrong with it to `problems`."""
     requests: list[TraceRequest] = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -32,7 +32,13 @@ def read_mooncake(lines: Sequence[str], problems: list[str]) -> list[TraceReques
             requests.append(_request(line, number))
         except ValueError as error:
             problem_at(problems, number, str(error))
-    return requests
+    return Trace(requests, _token_of_key, page_tokens=HASHED_TOKENS)
+
+
+def _token_of_key(key: bytes) -> int | None:
+    """Return the hash that a key is, as a number."""
+    number = int.from_bytes(key, "big")
+    return number if number < _ANSWERS else None
 
 
 def _request(line: str, number: int) -> TraceRequest:

@@ -5,27 +5,44 @@ Covers the sentences. Does not cover what is ordered and refused (`pie.simulator
 
 from __future__ import annotations
 
-from pie.policies.policy_set import PolicySet
+from collections.abc import Mapping
+
+from pie.policies.options import marked
+from pie.policies.policy_set import PolicySet, PolicySpec
+from pie.policies.units import SelectsBy
 
 
-def not_simulated(policies: PolicySet, *, has_host: bool, has_pool: bool) -> list[str]:
-    """Return what a set of policies says in vain, in a cluster that has these tiers or not."""
+def not_simulated(
+    policies: PolicySet, unknown: Mapping[str, str], *, has_host: bool, has_pool: bool
+) -> list[str]:
+    """Return what a set of policies says in vain.
+
+    Args:
+        policies: The set.
+        unknown: Why pages of named prefixes are not known, by name.
+        has_host: Whether workers have host memory.
+        has_pool: Whether there is a pool.
+    """
     told: list[str] = []
     ahead = policies.worker_moves().looks_ahead
     if ahead and has_host and has_pool:
         told.append(f"prefetch: pages of the next {ahead} requests in a queue are not brought near")
-    named = policies.prefixes.named
-    # Cluster policies are shown no prefix's pages, and what turns text into tokens is a model's.
     told += [
-        f"{spec.name}: which pages are those of the prefix `{name}` is not known, so that it does nothing about it"
+        f"{spec.name}: which pages are those of the prefix `{name}` is not known, so that it does nothing about it: {why}"
         for spec in (policies.replication, *policies.migration, policies.scale)
-        if (name := spec.options.get("prefix")) in named
+        for option in _prefix_options(spec)
+        if (why := unknown.get(name := str(spec.options.get(option)))) is not None
     ]
     told += [
-        f"{rule.action_name}: which pages are those of the prefix `{name}` is not known, so that it keeps none of them"
+        f"{rule.action_name}: which pages are those of the prefix `{name}` is not known, so that it keeps none of them: {why}"
         for rule in policies.rules
-        if (name := rule.selector.prefix_name) is not None
-        and name in named
-        and (named[name].text is not None or named[name].system is not None)
+        if (name := rule.selector.prefix_name or "") in unknown
+        for why in (unknown[name],)
     ]
     return told
+
+
+def _prefix_options(spec: PolicySpec) -> list[str]:
+    """Return the options of a policy that select by a prefix."""
+    marks = marked(spec.factory, SelectsBy)
+    return [option for option, mark in marks.items() if mark.what == "prefix"]

@@ -98,6 +98,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """How often each of the user's own policies failed; what is built in decided then."""
     not_simulated: list[str]
     """What the policies say and nobody does here."""
+    warnings: list[str]
+    """Selectors of the policies that nothing in the trace is like."""
     pages_lost: int
     """Pages that only a worker had that left."""
     storage_gb_hours: dict[str, float]
@@ -108,8 +110,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     moments: list[Moment]
 
 
-def report_of(name: str, cluster: SimulatedCluster) -> Report:
-    """Return the report of a cluster that a trace has run through."""
+def report_of(name: str, cluster: SimulatedCluster, *, warnings: Sequence[str] = ()) -> Report:
+    """Return the report of a cluster that a trace has run through, of which there were these warnings."""
     done = [one for one in cluster.outcomes if not one.refused]
     prompt = sum(one.prompt_tokens for one in done)
     cached = Counter[str]()
@@ -152,6 +154,7 @@ def report_of(name: str, cluster: SimulatedCluster) -> Report:
         orders=_order_report(cluster, page_bytes),
         policy_failures=dict(sorted(cluster.policy_failures.items())),
         not_simulated=cluster.not_simulated,
+        warnings=list(warnings),
         pages_lost=cluster.lost,
         storage_gb_hours={
             tier.name.lower(): round(seconds / 3600 * page_bytes / _GB, 6)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from pie.page.events import PageEntry, Part, Tier
-from pie.page.key import PageKey
+from pie.page.key import PageKey, RootKey
 from pie.policies.manager import RetentionManager
-from pie.policies.retention import PageView
+from pie.policies.retention import NO_ROOT, PageView
 from pie.simulator.clock import Clock
 from pie.worker.page_table import FrozenPage
 
@@ -29,6 +29,7 @@ class MockTier:
         retention: Chooses victims.
         clock: The time.
         on_change: Told what comes and goes.
+        model: The root of the model whose pages they are, for policies.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class MockTier:
         retention: RetentionManager,
         clock: Clock,
         on_change: OnChange = lambda _entries, _stored: None,
+        model: RootKey = NO_ROOT,
     ) -> None:
         self.kind = kind
         self.total = pages
@@ -50,6 +52,7 @@ class MockTier:
         self._retention = retention
         self._clock = clock
         self._on_change = on_change
+        self._model = model
         self._held: dict[PageKey, FrozenPage] = {}
 
     def __len__(self) -> int:
@@ -140,6 +143,7 @@ class MockTier:
                 bytes=self._page_bytes,
                 tenant_tag=page.tenant_tag,
                 session_tag=page.session_tag,
+                model_root=self._model,
             ),
             now_s,
         )

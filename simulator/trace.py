@@ -1,16 +1,18 @@
 """Traces: what was asked when, as lengths and what prompts have in common, never as text.
 
-Covers the record, and reading a file of any format that is known. Does not cover the formats
-(`pie.simulator.mooncake`, `.lengths`).
+Covers the record, and reading files of any format that is known. Does not cover the formats
+(`pie.simulator.mooncake`, `.lengths`, `.recorded`) or what a policy file's selectors mean in a trace
+(`pie.simulator.meant`).
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from pie.page.key import RootKey
 from pie.simulator.errors import TraceError
 
 MOST_TOKENS = 10_000_000
@@ -30,12 +32,17 @@ class TraceRequest:
     """
 
     arrival_s: float
-    runs: tuple[tuple[int, int], ...]
+    runs: Sequence[tuple[int, int]]
     """Token and count, in order."""
     output_tokens: int
     answer: int
     """The token that its answer is made of."""
     session: str | None = None
+    """What its pages have as the tag of their conversation; None for none."""
+    tenant: str = ""
+    """What its pages have as the tag of their tenant; empty for none."""
+    salt: str | None = None
+    """What keeps its pages apart from others' with the same tokens; None where the tokens do."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -44,49 +51,98 @@ class TraceRequest:
 
     def tokens(self) -> array[int]:
         """Return the prompt."""
-        tokens = array("I")
-        for token, count in self.runs:
-            tokens.extend(array("I", (token,)) * count)
-        return tokens
+        return tokens_of(self.runs)
 
 
-def read_trace(file: Path, *, limit: int | None = None) -> list[TraceRequest]:
-    """Return the requests of a trace, by time of arrival; at most `limit` where that is set.
+def _nothing(_: bytes) -> None:
+    return None
+
+
+@dataclass(slots=True)
+class Trace:
+    """What was asked, by time of arrival, and what is known of it."""
+
+    requests: list[TraceRequest]
+    token_of_key: Callable[[bytes], int | None] = _nothing
+    """Returns the token that the page with a key is made of; None where no request has it."""
+    token_of_name: Mapping[str, int] = field(default_factory=dict)
+    """The token that a prefix is made of, by what the trace calls it."""
+    model_root: RootKey | None = None
+    """Of the one model that all requests were for; None where that is not known."""
+    page_tokens: int = 0
+    """Tokens of a page with a key; 0 where there are none, or of several sizes."""
+    warnings: list[str] = field(default_factory=list)
+
+    def leading(self, token: int) -> array[int]:
+        """Return the tokens of a prompt up to the last that is `token`, as many as any has; none where none has it."""
+        longest: tuple[Sequence[tuple[int, int]], int] = (), 0
+        most = 0
+        for request in self.requests:
+            tokens = 0
+            for at, (one, count) in enumerate(request.runs, start=1):
+                tokens += count
+                if one == token and tokens > most:
+                    longest, most = (request.runs, at), tokens
+        runs, ends = longest
+        return tokens_of(list(runs)[:ends])
+
+
+def tokens_of(runs: Sequence[tuple[int, int]]) -> array[int]:
+    """Return runs of equal tokens one after another."""
+    tokens = array("I")
+    for token, count in runs:
+        tokens.extend(array("I", (token,)) * count)
+    return tokens
+
+
+def read_trace(file: Path, *, limit: int | None = None) -> Trace:
+    """Return what a trace holds; at most `limit` requests where that is set.
 
     The first one arrives at 0, and the others as long after it as the file says.
+
+    Args:
+        file: A file of any format that is known, or the folder that a router records to.
+        limit: Most requests.
 
     Raises:
         TraceError: The file cannot be read, or is not a trace; lists what is wrong.
     """
-    from pie.simulator.lengths import read_lengths  # noqa: PLC0415
-    from pie.simulator.mooncake import read_mooncake  # noqa: PLC0415
-
+    problems: list[str] = []
     try:
-        text = file.read_bytes().decode("utf-8-sig")
+        trace = _read(file, problems)
     except OSError as error:
         raise TraceError(str(file), [f"cannot be read: {error.strerror or error}"]) from None
     except UnicodeDecodeError as error:
         raise TraceError(str(file), [f"is not UTF-8 text: byte {error.start}"]) from None
-    lines = text.splitlines()
-    first = next((line for line in lines if line.strip()), "")
-    read = read_mooncake if first.lstrip().startswith("{") else read_lengths
-    problems: list[str] = []
-    requests = read(lines, problems)
-    if not requests and not problems:
+    if not trace.requests and not problems:
         problems.append("holds no requests")
     if problems:
         raise TraceError(str(file), problems)
-    requests.sort(key=lambda request: request.arrival_s)
-    first_s = requests[0].arrival_s
+    trace.requests.sort(key=lambda request: request.arrival_s)
+    trace.requests = trace.requests[:limit]
+    first_s = trace.requests[0].arrival_s
     if first_s:
-        requests = [replace(one, arrival_s=one.arrival_s - first_s) for one in requests[:limit]]
-    return requests[:limit]
+        trace.requests = [replace(one, arrival_s=one.arrival_s - first_s) for one in trace.requests]
+    return trace
 
 
-def problem_at(problems: list[str], line: int, what: str) -> None:
+def _read(file: Path, problems: list[str]) -> Trace:
+    from pie.simulator.lengths import read_lengths  # noqa: PLC0415
+    from pie.simulator.mooncake import read_mooncake  # noqa: PLC0415
+    from pie.simulator.recorded import is_recorded, read_recorded  # noqa: PLC0415
+
+    if file.is_dir() or is_recorded(file):
+        return read_recorded(file, problems)
+    lines = file.read_bytes().decode("utf-8-sig").splitlines()
+    first = next((line for line in lines if line.strip()), "")
+    read = read_mooncake if first.lstrip().startswith("{") else read_lengths
+    return read(lines, problems)
+
+
+def problem_at(problems: list[str], line: int, told: str, *, what: str = "line") -> None:
     """Add a problem, unless there are so many already that nobody would read it."""
     if len(problems) < MOST_PROBLEMS:
-        problems.append(f"line {line}: {what}")
+        problems.append(f"{what} {line}: {told}")
     elif len(problems) == MOST_PROBLEMS:
         problems.append("and more")
 

@@ -14,6 +14,7 @@ from pie.index.contract import PlaceRecord
 from pie.page.events import PageEntry, Part, Tier
 from pie.page.key import PageKey, RootKey
 from pie.policies.manager import RetentionManager
+from pie.policies.retention import NO_ROOT
 from pie.router.books import Running, WorkerBooks
 from pie.simulator.clock import Clock
 from pie.simulator.cost_model import CostModel
@@ -115,6 +116,7 @@ class SimulatedWorker:
             loads=self.loads,
             on_frozen=self._frozen if stores else None,
             below=below,
+            model=record.model_root or NO_ROOT,
         )
         self.orders = WorkerOrders(
             self.engine, host, pool, cost, page_tokens=spec.page_tokens, clock=clock
@@ -157,6 +159,7 @@ class SimulatedWorker:
             tokens,
             request.output_tokens,
             request.answer,
+            tenant_tag=request.tenant,
             session_tag=request.session or "",
         )
         if not self.engine.submit(job):

@@ -20,7 +20,9 @@ def row(number: int, keys: int) -> TraceRow:
     names = [
         PageKey(number.to_bytes(16, "little") + at.to_bytes(16, "little")) for at in range(keys)
     ]
-    return TraceRow(number, f"r{number}", 0, "m", "w", "", None, 16, keys * 16, 0, 1, names)
+    return TraceRow(
+        number, f"r{number}", 0, "m", bytes(32), "w", "", None, 16, keys * 16, 0, 1, names
+    )
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
@@ -57,6 +59,7 @@ async def test_requests_are_recorded_with_their_keys_and_lengths(
         assert recorded["cached_tokens"] == usage.prompt_tokens_details.cached_tokens
         assert len(recorded["keys"]) == usage.prompt_tokens // 16
         assert recorded["worker"] == "w0"
+        assert recorded["model_root"] == link.record.model_root
     shared = second["cached_tokens"] // 16
     assert shared > 10
     assert first["keys"][:shared] == second["keys"][:shared]

@@ -110,7 +110,7 @@ async def until(gauge: Callable[[], Awaitable[float]], value: float) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(not Path(TRACE).is_file(), reason="PIE_TRACE names no trace")
 def test_the_conversation_trace_is_hit_alike_live_and_simulated() -> None:
-    trace = read_trace(Path(TRACE), limit=3_000)
+    trace = read_trace(Path(TRACE), limit=3_000).requests
     of = ClusterSpec(workers=4)
     simulated = simulated_rates(of, "cluster: {routing: cost}", trace, clients=8)
     live = live_rates(of, "cluster: {routing: cost}", trace, clients=8, speed=40.0)

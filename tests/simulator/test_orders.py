@@ -22,10 +22,11 @@ from pie.policies.cluster_policy import (
     StorePages,
 )
 from pie.router.prefix import Prefix
-from pie.simulator.cluster import MODEL, ClusterSpec, SimulatedCluster
+from pie.simulator.cluster import ClusterSpec, SimulatedCluster
 from pie.simulator.cost_model import CostModel
 from pie.simulator.errors import SetupError
 from pie.simulator.leave import Leave, read_leave
+from pie.simulator.meant import MODEL
 from pie.simulator.ordered import orders_told
 from pie.simulator.report import report_of
 from pie.simulator.trace import TraceRequest
@@ -243,24 +244,6 @@ def test_what_nobody_does_here_is_told() -> None:
         "x: not simulated: prefetch: pages of the next 3 requests in a queue are not brought near"
     ]
     assert told(pooled(), 0) == told(spec(), 3) == []
-
-
-def test_that_a_named_prefix_means_nothing_here_is_told() -> None:
-    policies = """
-prefixes: {support: {system: You are the support desk.}, short: {tokens: [1, 2, 3]}}
-worker:
-  rules:
-    - {match: {prefix: support}, action: pin}
-    - {match: {prefix: short}, action: pin}
-    - {match: {tenant: a}, action: pin}
-cluster:
-  migration: [{policy: replicate, prefix: support, copies: 2}, {policy: replicate, tenant: a, copies: 2}]
-"""
-    unknown = "which pages are those of the prefix `support` is not known, so that it"
-    assert orders_told([report_of("x", cluster(spec(), policies))]) == [
-        f"x: not simulated: replicate: {unknown} does nothing about it",
-        f"x: not simulated: pin: {unknown} keeps none of them",
-    ]
 
 
 def test_a_conversation_that_was_moved_goes_on_at_the_other_worker() -> None:

@@ -31,7 +31,7 @@ def test_hashes_become_prompts_that_share_the_pages_that_they_share(tmp_path: Pa
     file = tmp_path / "trace.jsonl"
     later = mooncake(timestamp=2_000, input_length=1_100, hash_ids=[4, 5, 6])
     file.write_text(f"{later}\n\n{mooncake()}\n")
-    first, second = read_trace(file)
+    first, second = read_trace(file).requests
     assert (first.arrival_s, first.output_tokens, first.prompt_tokens) == (0.0, 9, 700)
     assert second.arrival_s == 0.5
     keys = [page_keys(ROOT, request.tokens(), 16) for request in (first, second)]
@@ -46,7 +46,7 @@ def test_turns_of_a_session_begin_with_all_that_was_said_before(tmp_path: Path) 
         "arrival_s,prompt_tokens,output_tokens,session,prefix,prefix_tokens\n"
         "0,100,20,a,sys,40\n1,140,20,a,sys,40\n2,100,20,b,sys,40\n3,50,0,,,\n"
     )
-    first, second, other, alone = (request for request in read_trace(file))
+    first, second, other, alone = (request for request in read_trace(file).requests)
     said = first.tokens().tolist() + [first.answer] * first.output_tokens
     assert second.tokens().tolist()[:120] == said
     assert other.tokens()[:40] == first.tokens()[:40]
@@ -58,7 +58,7 @@ def test_turns_of_a_session_begin_with_all_that_was_said_before(tmp_path: Path) 
 def test_only_the_first_requests_are_taken_where_that_is_asked(tmp_path: Path) -> None:
     file = tmp_path / "trace.jsonl"
     file.write_text("\n".join(mooncake(timestamp=at) for at in (3, 1, 2)))
-    assert [r.arrival_s for r in read_trace(file, limit=2)] == [0.0, 0.001]
+    assert [r.arrival_s for r in read_trace(file, limit=2).requests] == [0.0, 0.001]
 
 
 @pytest.mark.parametrize(
