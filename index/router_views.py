@@ -40,6 +40,8 @@ class SeenGroup(NamedTuple):
     model_root: bytes = b""
     tenant_tag: str = ""
     session_tag: str = ""
+    root: bytes = b""
+    """What the key of the chain's first page is made of: its tenant's root."""
 
 
 class SeenSession(NamedTuple):

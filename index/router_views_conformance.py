@@ -46,7 +46,7 @@ def seen(tag: str = "s", count: int = 3, of: int = 0) -> SeenSession:
 
 def group(of: int = 0, chain: int = 2) -> SeenGroup:
     """Return a group that is asked for."""
-    return SeenGroup(pages(1, of)[0], 4.5, pages(chain, of), b"root", "tenant", "s")
+    return SeenGroup(pages(1, of)[0], 4.5, pages(chain, of), b"root", "tenant", "s", b"its own")
 
 
 class RouterViewsConformance:

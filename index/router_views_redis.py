@@ -75,6 +75,7 @@ class _Group(msgspec.Struct, frozen=True, array_like=True):
     model_root: bytes
     tenant_tag: str
     session_tag: str
+    root: bytes = b""
 
 
 class _Session(msgspec.Struct, frozen=True, array_like=True):
@@ -289,6 +290,7 @@ class RedisRouterViews:
                     one.model_root,
                     one.tenant_tag,
                     one.session_tag,
+                    one.root,
                 )
                 for one in view.groups
             ),
@@ -398,6 +400,7 @@ class RedisRouterViews:
                 one.model_root,
                 one.tenant_tag,
                 one.session_tag,
+                one.root,
             )
             for one in head.groups
         ]

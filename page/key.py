@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NewType
 
 from blake3 import blake3
@@ -76,14 +76,29 @@ def page_keys(
     Raises:
         OverflowError: A token id does not fit an unsigned 32-bit integer.
     """
-    packed = pack_tokens(tokens)
-    size = page_tokens * _TOKEN_BYTES
     keys: list[PageKey] = []
     key: bytes = parent
-    for start in range(0, len(packed) - size + 1, size):
-        key = blake3(key + packed[start : start + size]).digest()
+    for page in packed_pages(tokens, page_tokens):
+        key = blake3(key + page).digest()
         keys.append(PageKey(key))
     return keys
+
+
+def packed_pages(tokens: Sequence[int] | array[int], page_tokens: int) -> list[bytes]:
+    """Return the full pages of `tokens` as `pack_tokens` packs them, each for itself."""
+    packed = pack_tokens(tokens)
+    size = page_tokens * _TOKEN_BYTES
+    return [packed[start : start + size] for start in range(0, len(packed) - size + 1, size)]
+
+
+def keys_after(parent: RootKey | PageKey, pages: Iterable[bytes]) -> list[PageKey]:
+    """Return the key of each of several pages that may come right after `parent`.
+
+    Args:
+        parent: The root, or the key of the page before.
+        pages: Each page's tokens, packed.
+    """
+    return [PageKey(blake3(parent + page).digest()) for page in pages]
 
 
 def pack_tokens(tokens: Sequence[int] | array[int]) -> bytes:

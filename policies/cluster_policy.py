@@ -45,6 +45,8 @@ class GroupView:
     """Whose prompt held it last; empty for no tenant's."""
     session_tag: str = ""
     """Which conversation's that was; empty for none."""
+    prefixes: frozenset[str] = frozenset()
+    """The named prefixes that its first page belongs to, whichever tenant's it is."""
 
     def __post_init__(self) -> None:
         """Take sequences as tuples: several policies see one view, on a thread each."""
@@ -159,7 +161,7 @@ class ClusterView:
     wanted: Mapping[str, Wanted] = field(default_factory=dict)
     """How many workers models are to have as was said last, by what clients call the model."""
     prefixes: Mapping[str, NamedPages] = field(default_factory=dict)
-    """The pages of the prefixes that the policy file names."""
+    """The pages of the prefixes that the policy file names, without a salt."""
 
     def __post_init__(self) -> None:
         """Take what has parts as what cannot be changed."""

@@ -34,7 +34,7 @@ from pie.policies.containing import is_own
 from pie.policies.hand_over import HandOver
 from pie.policies.lru import LruRetention
 from pie.policies.page_rows import NO_ROW, PageRows, Row
-from pie.policies.prefixes import NO_PREFIXES
+from pie.policies.prefixes import NO_PREFIXES, LeadingPages, Prefixes
 from pie.policies.queued import Band, QueuedRetention
 from pie.policies.retention import PageView, RetentionPolicy
 from pie.policies.rule_book import PageHistory, RuleBook
@@ -297,6 +297,20 @@ class RetentionManager:
         """Whether who takes over must know whose pages they are: rules and users' policies do."""
         following = self._next
         return following is not None and following.sees_pages
+
+    @property
+    def prefixes(self) -> Prefixes:
+        """The named prefixes that rules select by, those of who takes over where somebody does.
+
+        They are to learn of pages that were there before, or come in any order: `Prefixes.learn`.
+        """
+        if self._next is not None:
+            return self._next.prefixes
+        return NO_PREFIXES if self._book is None else self._book.prefixes
+
+    def leading(self, start: Row, stop: Row, most: int) -> LeadingPages:
+        """Return those of the held pages of some rows that are among the first `most` of their sequences."""
+        return self._rows.leading(start, stop, most)
 
     @property
     def sees_pages(self) -> bool:

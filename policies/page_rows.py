@@ -20,6 +20,7 @@ from pie.page.columns import PageColumns
 from pie.page.events import Part
 from pie.page.key import PageKey
 from pie.page.key_table import NO_ROW, Keys, KeyTable, Row, Rows
+from pie.policies.prefixes import LeadingPages
 from pie.policies.retention import PageView
 
 __all__ = ["NO_ROW", "PageRows", "Row"]
@@ -88,6 +89,14 @@ class PageRows:
     def held(self) -> Rows:
         """Return the rows of all held pages."""
         return np.flatnonzero(np.array(self._parents, np.int32) != _NOT_HELD).astype(np.int32)
+
+    def leading(self, start: Row, stop: Row, most: int) -> LeadingPages:
+        """Return those of the held pages of some rows that are among the first `most` of their sequences."""
+        parents = np.array(self._parents[start:stop], np.int32)
+        indexes = np.array(self.indexes[start:stop], np.int32)
+        found = np.flatnonzero((parents != _NOT_HELD) & (indexes < most))
+        rows = (found + start).astype(np.int32)
+        return LeadingPages(self.keys(rows), self.keys(parents[found]), indexes[found])
 
     def keys(self, rows: Rows) -> Keys:
         """Return the keys of rows."""

@@ -4,23 +4,27 @@
       support:
         system: You are the support desk of the harbour.
 
-Covers what a prefix may be given as, and the keys of its pages under each model. Does not cover turning
-text into tokens, which only workers can (`pie.worker.named_prefixes`), or what rules do with the pages
-(`pie.policies.rule_book`).
+Covers what a prefix may be given as, and which pages are its own under each model, whichever tenant's. Does not cover
+turning text into tokens, which workers and routers can (`pie.worker.named_prefixes`, `pie.router.named_prefixes`), or
+what rules do with the pages (`pie.policies.rule_book`).
 """
 
 from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 from pydantic import Field
 
 from pie.page.key import PageKey, RootKey, page_keys
+from pie.page.key_table import Keys
+from pie.policies.prefix_tree import FoundPages, PrefixPage, tree_of
 from pie.policies.retention import PageView
 
 PREFIX_NAME = re.compile(r"[A-Za-z_][\w-]{0,62}")
@@ -29,6 +33,9 @@ _KEY_BYTES = 32
 _MOST_TOKENS = 1 << 20
 _MOST_MODELS = 64
 """Models whose pages are told by tokens; those of more are not."""
+_LEARNT_AT_ONCE = 65_536
+"""Pages whose keys are copied together."""
+_NONE: frozenset[str] = frozenset()
 
 TokenIds = Annotated[
     list[Annotated[int, Field(ge=0, lt=1 << 32)]], Field(min_length=1, max_length=_MOST_TOKENS)
@@ -112,22 +119,38 @@ class NamedPages:
     """The pages of a named prefix, as far as they are known."""
 
     pages: frozenset[PageKey]
-    """Under all models that are known."""
+    """Under all models that are known, without a salt; `GroupView.prefixes` tells of those with one too."""
     last: PageKey | None = None
     """Its last page, where the file gives that alone: those before it are not known."""
 
 
-class Prefixes:
-    """Which named prefix a page belongs to. Thread-safe.
+class LeadingPages(NamedTuple):
+    """Pages that are here, one in a line: of each sequence those at its beginning."""
 
-    Pages with a salt belong to none: a file that named a tenant's text would tell its salt.
+    keys: Keys
+    parents: Keys
+    """The keys before them, or their roots."""
+    indexes: npt.NDArray[np.int32]
+    """Their places in their sequences."""
+
+
+class Prefixes:
+    """Which named prefix a page belongs to, whichever tenant's it is. Thread-safe.
+
+    Pages under a model's own root are known from the start. Those with a salt are told along their sequence from its
+    first page on (`pie.policies.prefix_tree`), so that no salt has to be known and none is learned.
     """
 
     def __init__(self, named: Mapping[str, NamedPrefix]) -> None:
         self.named = named
+        self.depth = 0
+        """Pages of the longest prefix under the models that are known; of those with a `key` alone nothing is known."""
         self._lock = threading.Lock()
         self._names: dict[bytes, frozenset[str]] = {}
-        self._models: set[bytes] = set()
+        self._trees: dict[bytes, PrefixPage] = {}
+        self._trees_of_tokens: dict[int, PrefixPage] = {}
+        """By tokens in a page: of models whose tokenizer is not at hand."""
+        self._salted = FoundPages()
         self._runs: list[list[PageKey]] = []
         self._shown: Mapping[str, NamedPages] | None = None
         for name, prefix in named.items():
@@ -143,7 +166,7 @@ class Prefixes:
         page_tokens: int,
         tokens_of: Callable[[NamedPrefix], Sequence[int] | None],
     ) -> None:
-        """Learn the keys of all prefixes under one model.
+        """Learn the pages of all prefixes under one model.
 
         Args:
             root: The model's.
@@ -151,38 +174,110 @@ class Prefixes:
             tokens_of: A prefix's tokens; None where they are not known.
         """
         with self._lock:
-            if root in self._models:
+            if root not in self._trees:
+                tokens = self._tokens(tokens_of)
+                self._take(root, page_tokens, tokens, self._tree_of(tokens, page_tokens))
+
+    def meet(self, root: RootKey, page_tokens: int) -> None:
+        """Learn that there is a model: one that nobody has resolved is by the tokens that the file gives."""
+        if root in self._trees or not (root and page_tokens) or len(self._trees) >= _MOST_MODELS:
+            return
+        with self._lock:
+            if root in self._trees:
                 return
-            self._models.add(bytes(root))
-            for name, prefix in self.named.items():
-                tokens = None if prefix.key is not None else tokens_of(prefix)
-                if tokens:
-                    run = page_keys(root, tokens, page_tokens)
-                    self._runs.append(run)
-                    self._add(name, run)
+            tokens = self._tokens(lambda prefix: prefix.tokens)
+            tree = self._trees_of_tokens.get(page_tokens)
+            if tree is None:
+                tree = self._trees_of_tokens[page_tokens] = self._tree_of(tokens, page_tokens)
+            self._take(root, page_tokens, tokens, tree)
 
     def names_of(self, page: PageView) -> frozenset[str]:
         """Return the prefixes that a page belongs to.
 
-        A model that nobody has resolved is resolved by the tokens that the file gives.
+        One with a salt belongs to them where the page before it was asked for before, or is the first.
         """
-        root = page.model_root
-        is_new = root and page.page_tokens and root not in self._models
-        if is_new and len(self._models) < _MOST_MODELS:
-            self.resolve(root, page.page_tokens, lambda prefix: prefix.tokens)
-        return self._names.get(page.key, frozenset())
+        self.meet(page.model_root, page.page_tokens)
+        names = self._names.get(page.key, _NONE)
+        if not self.depth:
+            return names
+        found = self._salted.get(page.key)
+        if found is None:
+            if page.index:
+                before = self._salted.get(page.parent)
+            elif page.parent == page.model_root:
+                before = None
+            else:
+                before = self._trees.get(page.model_root)
+            if before is not None:
+                found = self._salted.find(before, page.parent, page.key)
+        return names if found is None else names | found.names
+
+    def names_along(
+        self, model_root: RootKey, root: RootKey, pages: Sequence[PageKey]
+    ) -> frozenset[str]:
+        """Return the prefixes that the last of a sequence's pages belongs to.
+
+        Args:
+            model_root: The model's root.
+            root: Their own: its tenant's.
+            pages: All pages of the sequence up to that one, at least one.
+        """
+        names, before = self.names_of_key(pages[-1]), self._trees.get(model_root)
+        if before is None or root == model_root or len(pages) > self.depth:
+            return names
+        if self._salted.get(pages[-1]) is not None:
+            return names
+        parent: bytes = root
+        for key in pages:
+            found = self._salted.find(before, parent, key)
+            if found is None:
+                return names
+            before, parent = found, key
+        return names | before.names
+
+    def names_of_key(self, key: PageKey) -> frozenset[str]:
+        """Return the prefixes that a page belongs to, one with a salt where that was told before."""
+        names, found = self._names.get(key, _NONE), self._salted.get(key)
+        return names if found is None else names | found.names
+
+    def learn(self, each: Sequence[LeadingPages]) -> None:
+        """Learn of pages that are here already, in whichever order they come, of any model that is known."""
+        if not each:
+            return
+        keys = np.concatenate([some.keys for some in each])
+        parents = np.concatenate([some.parents for some in each])
+        indexes = np.concatenate([some.indexes for some in each])
+        lines = np.flatnonzero(indexes < self.depth)
+        lines = lines[np.argsort(indexes[lines], kind="stable")]
+        with self._lock:
+            firsts = [tree for tree in set(self._trees.values()) if tree.pages]
+        for start in range(0, len(lines), _LEARNT_AT_ONCE):
+            some = lines[start : start + _LEARNT_AT_ONCE]
+            rows = zip(keys[some], parents[some], indexes[some].tolist(), strict=True)
+            for key, parent, index in rows:
+                self._learn(PageKey(key.tobytes()), parent.tobytes(), index, firsts)
+
+    def _learn(self, key: PageKey, parent: bytes, index: int, firsts: Iterable[PrefixPage]) -> None:
+        if index:
+            page = self._salted.get(parent)
+            firsts = [] if page is None else [page]
+        elif parent in self._trees:
+            return
+        for before in firsts:
+            if self._salted.find(before, parent, key) is not None:
+                return
 
     def runs(self) -> list[list[PageKey]]:
-        """Return the pages of each prefix that is known by its tokens, in order."""
+        """Return the pages of each prefix that is known by its tokens, without a salt, in order."""
         with self._lock:
             return list(self._runs)
 
     def knows(self, root: RootKey) -> bool:
         """Say whether prefixes were resolved under a model, or too many models are known."""
-        return root in self._models or len(self._models) >= _MOST_MODELS
+        return root in self._trees or len(self._trees) >= _MOST_MODELS
 
     def by_name(self) -> Mapping[str, NamedPages]:
-        """Return the pages of each prefix; read-only, since policies are shown it."""
+        """Return the pages of each prefix, without a salt; read-only, since policies are shown it."""
         with self._lock:
             if self._shown is None:
                 found: dict[str, list[PageKey]] = {name: [] for name in self.named}
@@ -196,6 +291,34 @@ class Prefixes:
                     }
                 )
             return self._shown
+
+    def _tokens(
+        self, tokens_of: Callable[[NamedPrefix], Sequence[int] | None]
+    ) -> dict[str, Sequence[int]]:
+        found = {
+            name: tokens_of(prefix) for name, prefix in self.named.items() if prefix.key is None
+        }
+        return {name: tokens for name, tokens in found.items() if tokens}
+
+    def _tree_of(self, tokens: Mapping[str, Sequence[int]], page_tokens: int) -> PrefixPage:
+        tree, depth = tree_of(tokens, page_tokens)
+        self.depth = max(self.depth, depth)
+        return tree
+
+    def _take(
+        self,
+        root: RootKey,
+        page_tokens: int,
+        tokens: Mapping[str, Sequence[int]],
+        tree: PrefixPage,
+    ) -> None:
+        """Take on a model, whose pages without a salt are these."""
+        for name, of_prefix in tokens.items():
+            run = page_keys(root, of_prefix, page_tokens)
+            self._runs.append(run)
+            self._add(name, run)
+        # Last, because others look without the lock whether it is there.
+        self._trees[bytes(root)] = tree
 
     def _add(self, name: str, keys: Sequence[PageKey]) -> None:
         self._shown = None

@@ -26,7 +26,7 @@ class Replicate:
         tenant: Groups that this tenant's prompts have, by its tag or a pattern; `""` is no tenant.
         session: Groups of the conversation with this tag, or a pattern; `"?*"` is any conversation.
         model: Groups of the model with this root in hexadecimal, or a pattern.
-        prefix: A name from `prefixes`: the groups of its pages. Or a key in hexadecimal: the group of the
+        prefix: A name from `prefixes`: the groups of its pages, each tenant's. Or a key in hexadecimal: the group of the
             page with this key, and all before it.
         uses: Only groups that prompts use so many times a second.
     """
@@ -53,7 +53,8 @@ class Replicate:
         wanted = min(self._copies, view.nodes)
         of_prefix = self._groups_of_prefix(view)
         for one in view.groups:
-            meant = (of_prefix is None or one.group in of_prefix) and self._is_meant(one)
+            of_it = of_prefix is None or one.group in of_prefix or self._prefix_name in one.prefixes
+            meant = of_it and self._is_meant(one)
             if meant and one.copies < wanted and one.uses_per_s >= self._uses:
                 yield SetCopies(one.group, wanted, "the selector means it")
             # Below half of it, so that a group at the edge does not come and go.

@@ -47,7 +47,9 @@ class RuleBook:
         prefixes: Prefixes = NO_PREFIXES,
     ) -> None:
         self._rules = rules
-        self._prefixes = prefixes
+        by_prefix = any(rule.selector.prefix_name is not None for rule in rules)
+        self.prefixes = prefixes if by_prefix else NO_PREFIXES
+        """Those that rules select by; empty where none does."""
         self._rows = rows
         self._queues = queues
         self.matched = [0] * len(rules)
@@ -98,9 +100,8 @@ class RuleBook:
         self._hits[row], self._stored_s[row], self._used_s[row] = past
         self._owners[row] = (page.tenant_tag, page.session_tag)
         rules = self._rules
-        matching = tuple(
-            n for n, rule in enumerate(rules) if rule.selector.matches(page, self._prefixes)
-        )
+        names = self.prefixes.names_of(page) if len(self.prefixes) else ()
+        matching = tuple(n for n, rule in enumerate(rules) if rule.selector.matches(page, names))
         if any(rules[n].selector.hits or rules[n].selector.age_s for n in matching):
             self._candidates[row] = matching
         self._put_under(row, self._first_of(row, matching, now_s))

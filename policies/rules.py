@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import fnmatch
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Literal, TypeVar, get_args
 
@@ -119,8 +119,8 @@ class Selector:
             said.append(f"there for {seconds_text(self.age_s)}")
         return ", ".join(said) or "any page"
 
-    def matches(self, page: PageView, prefixes: Prefixes = NO_PREFIXES) -> bool:
-        """Say whether a page is meant, however often it was used and however long it is there."""
+    def matches(self, page: PageView, prefixes: Collection[str] = ()) -> bool:
+        """Say whether a page, which belongs to these named prefixes, is meant, however often it was used and however long it is there."""
         return (
             (self.tenant is None or fnmatch.fnmatchcase(page.tenant_tag, self.tenant))
             and (self.session is None or fnmatch.fnmatchcase(page.session_tag, self.session))
@@ -128,7 +128,7 @@ class Selector:
             and (self.tiers is None or page.tier in self.tiers)
             and (self.parts is None or page.part in self.parts)
             and (self.prefix is None or page.key == self.prefix)
-            and (self.prefix_name is None or self.prefix_name in prefixes.names_of(page))
+            and (self.prefix_name is None or self.prefix_name in prefixes)
         )
 
     def told_by_key(self, prefixes: Mapping[str, NamedPrefix]) -> Selector:

@@ -10,18 +10,19 @@ and nowhere else.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from pie.index.contract import IndexWriter
-from pie.page.columns import PageMasks, tier_masks
+from pie.page.columns import PageColumns, PageMasks, tier_masks
 from pie.page.events import PageEntry
 from pie.page.header import PageHeader
 from pie.page.lookup import LookupStatus
 from pie.policies.hand_over import HandOver
 from pie.policies.manager import RetentionManager
+from pie.policies.prefixes import LeadingPages, Prefixes
 from pie.policies.retention import PageView, RetentionPolicy
-from pie.pool.tier import PageId, Tier, entry_of, id_of, view_of
+from pie.pool.tier import PageId, Tier, columns_of, entry_of, id_of, view_of
 
 _AT_ONCE = 4096
 """Rows looked at while others wait: some 2 ms."""
@@ -93,9 +94,13 @@ class Shelf:
         The index is not told: what is held at the start is announced as a whole.
         """
         with self._lock:
-            tier = self.tier
+            tier, prefixes = self.tier, self.manager.prefixes
+            pages = tier.columns()
+            if len(prefixes):
+                _meet(prefixes, tier.pages())
+                prefixes.learn([_leading(pages)])
             views = (view_of(header, tier) for header in tier.pages())
-            self.manager.adopt(tier.columns(), views, self._clock())
+            self.manager.adopt(pages, views, self._clock())
             return len(self.manager)
 
     def replace_policy(self, policy: RetentionPolicy) -> None:
@@ -115,6 +120,7 @@ class Shelf:
         headers = {}
         if manager.next_sees_pages:
             headers = {id_of(header): header for header in self.tier.pages()}
+            self._learn(headers.values())
         while True:
             with self._lock:
                 some = pages.take(_HANDED_AT_ONCE)
@@ -129,15 +135,32 @@ class Shelf:
                     manager.end_replace()
                     return
 
+    def _learn(self, headers: Iterable[PageHeader]) -> None:
+        """Let who takes over know which named prefixes pages belong to, before it is handed any."""
+        prefixes = self.manager.prefixes
+        if not len(prefixes):
+            return
+        _meet(prefixes, headers)
+        found: list[LeadingPages] = []
+        for start in range(0, self.manager.capacity, _AT_ONCE):
+            with self._lock:
+                found.append(self.manager.leading(start, start + _AT_ONCE, prefixes.depth))
+        prefixes.learn(found)
+
     def reconcile(self) -> None:
         """Forget what the tier has lost by itself, and take on what it has found since."""
         for page in self.held():
             if self.tier.lookup(page) is not LookupStatus.HIT:
                 self.record(page)
-        for header in self.tier.pages():
-            page = id_of(header)
-            if page not in self:
-                self.record(page, header)
+        new: Iterable[PageHeader]
+        new = (header for header in self.tier.pages() if id_of(header) not in self)
+        if len(prefixes := self.manager.prefixes):
+            # They come in any order.
+            new = list(new)
+            _meet(prefixes, new)
+            prefixes.learn([_leading(columns_of(new))])
+        for header in new:
+            self.record(id_of(header), header)
 
     def held(self) -> Iterator[PageId]:
         """List the pages on record, those that come or go meanwhile perhaps among them."""
@@ -173,6 +196,16 @@ class Shelf:
         held = set(self.held())
         assert held == {id_of(header) for header in self.tier.pages()}
         assert self.tier.used_bytes <= self.tier.budget_bytes
+
+
+def _meet(prefixes: Prefixes, headers: Iterable[PageHeader]) -> None:
+    """Let named prefixes be known under the models whose pages these are."""
+    for header in headers:
+        prefixes.meet(header.model_root, header.page_tokens)
+
+
+def _leading(pages: PageColumns) -> LeadingPages:
+    return LeadingPages(pages.keys, pages.parents, pages.indexes)
 
 
 def _view(entry: PageEntry) -> PageView:

@@ -15,7 +15,6 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import TypeVar
 
 from pie.index.errors import PageIndexError
@@ -192,8 +191,7 @@ class Conductor:
         prefixes = self._prefixes
         if self._resolve is not None:
             await self._resolve(prefixes)
-        view = await self._overview.view(before, now_s, self._wanted)
-        view = replace(view, prefixes=prefixes.by_name())
+        view = await self._overview.view(before, now_s, self._wanted, prefixes)
         questions = [
             functools.partial(manager.ask, number, manager.shown(number, view))
             for number in range(len(manager.names))

@@ -18,7 +18,7 @@ from itertools import islice
 
 from pie.page.key import PageKey
 
-_GROUP_PAGES = 32
+GROUP_PAGES = 32
 """As the pool shares pages out (`pie.pool.placement`), which a router does not import."""
 _MOST_GROUPS = 65_536
 _MOST_HOTTEST = 256
@@ -45,6 +45,8 @@ class Holder:
     model_root: bytes
     tenant_tag: str
     session_tag: str
+    root: bytes = b""
+    """What the first page's key is made of: the tenant's root; empty where it is not known."""
 
 
 class Demand:
@@ -76,7 +78,7 @@ class Demand:
 
     def used(self, keys: Sequence[PageKey], now_s: float) -> None:
         """Learn of a prompt with these pages."""
-        for group in islice(keys[::_GROUP_PAGES], _MOST_OF_A_PROMPT):
+        for group in islice(keys[::GROUP_PAGES], _MOST_OF_A_PROMPT):
             uses = self._uses(group, now_s) + 1.0
             self._heat[group] = math.log(uses) + _RATE * now_s
             self._heat.move_to_end(group)
@@ -95,15 +97,16 @@ class Demand:
         model_root: bytes,
         tenant_tag: str,
         session_tag: str,
+        root: bytes = b"",
     ) -> None:
-        """Learn whose the prompt with these pages is, of which `used` was told."""
-        for at in range(0, min(len(keys), _MOST_PAGES_KNOWN), _GROUP_PAGES):
+        """Learn whose the prompt with these pages is, of which `used` was told; `root` is what its first key is made of."""
+        for at in range(0, min(len(keys), _MOST_PAGES_KNOWN), GROUP_PAGES):
             group = keys[at]
             if self.uses_per_s(group, now_s) < _KNOWN_USES * _RATE:
                 # What comes after it is used no more than it is.
                 break
-            chain = tuple(keys[: min(at + _GROUP_PAGES, _MOST_PAGES_KNOWN)])
-            self._holders[group] = Holder(chain, model_root, tenant_tag, session_tag)
+            chain = tuple(keys[: min(at + GROUP_PAGES, _MOST_PAGES_KNOWN)])
+            self._holders[group] = Holder(chain, model_root, tenant_tag, session_tag, root)
             self._holders.move_to_end(group)
         while len(self._holders) > _MOST_KNOWN:
             self._holders.popitem(last=False)

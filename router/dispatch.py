@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager
 import msgspec
 
 from pie.index.contract import PlaceRecord
-from pie.page.key import RootKey
+from pie.page.key import RootKey, tenant_root
 from pie.router.books import Running
 from pie.router.choice import Chooser, Chosen
 from pie.router.conversations import ConversationKey
@@ -247,7 +247,12 @@ class Dispatcher:
         tag = session_tag(root, salt, session, self._secret)
         tenant = tenant_tag(root, salt, self._secret)
         self._chooser.demand.held_by(
-            chosen.keys, time.monotonic(), model_root=root, tenant_tag=tenant, session_tag=tag
+            chosen.keys,
+            time.monotonic(),
+            model_root=root,
+            tenant_tag=tenant,
+            session_tag=tag,
+            root=tenant_root(root, salt=salt),
         )
         if session is None:
             return _NO_CONVERSATION

@@ -61,7 +61,7 @@ class Elsewhere:
                 if one.chain and one.uses_per_s > hottest.get(group, 0.0):
                     hottest[group] = one.uses_per_s
                     self._holders[group] = Holder(
-                        one.chain, one.model_root, one.tenant_tag, one.session_tag
+                        one.chain, one.model_root, one.tenant_tag, one.session_tag, one.root
                     )
         conversations = (
             Told(
@@ -179,6 +179,7 @@ def _groups(demand: Demand, now_s: float) -> Sequence[SeenGroup]:
                 holder.model_root,
                 holder.tenant_tag,
                 holder.session_tag,
+                holder.root,
             )
         )
     return groups

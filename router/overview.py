@@ -15,15 +15,16 @@ from typing import Protocol
 from pie.index.contract import IndexReader, PlaceRecord
 from pie.index.router_views import RouterView
 from pie.page.events import Part, PlaceId, PlaceKind, Tier
-from pie.page.key import PageKey
+from pie.page.key import PageKey, RootKey
 from pie.policies.cluster_policy import ClusterView, GroupView, PlaceView, SessionView, Wanted
 from pie.policies.order_checks import HeldPages
+from pie.policies.prefixes import NO_PREFIXES, Prefixes
 from pie.policies.routing import divisible
 from pie.policies.steps import at_once
 from pie.router.books import WorkerBooks
 from pie.router.choice import Runs
 from pie.router.conversations import Conversation, Conversations
-from pie.router.demand import Demand
+from pie.router.demand import GROUP_PAGES, Demand
 from pie.router.elsewhere import Elsewhere, seen
 from pie.router.pauses import in_turns
 from pie.router.rates import FleetRates
@@ -83,6 +84,7 @@ class Overview:
         table: Mapping[PageKey, int],
         now_s: float,
         wanted: Mapping[str, Wanted] | None = None,
+        prefixes: Prefixes = NO_PREFIXES,
     ) -> ClusterView:
         """Return what is known now. The event loop has its turn in between.
 
@@ -90,20 +92,26 @@ class Overview:
             table: Groups with more copies than usual.
             now_s: Now, in seconds from anywhere.
             wanted: How many workers models should have, as was said last.
+            prefixes: Those that the policy file names.
         """
-        return await in_turns(self._look(table, now_s, wanted or {}))
+        return await in_turns(self._look(table, now_s, wanted or {}, prefixes))
 
     def view_at_once(
         self,
         table: Mapping[PageKey, int],
         now_s: float,
         wanted: Mapping[str, Wanted] | None = None,
+        prefixes: Prefixes = NO_PREFIXES,
     ) -> ClusterView:
         """Return the same, and let nobody else have a turn."""
-        return at_once(self._look(table, now_s, wanted or {}))
+        return at_once(self._look(table, now_s, wanted or {}, prefixes))
 
     def _look(
-        self, table: Mapping[PageKey, int], now_s: float, wanted: Mapping[str, Wanted]
+        self,
+        table: Mapping[PageKey, int],
+        now_s: float,
+        wanted: Mapping[str, Wanted],
+        prefixes: Prefixes,
     ) -> Generator[None, None, ClusterView]:
         """Look at the cluster, and yield wherever others may have their turn."""
         records = list(self._index.places().values())
@@ -114,6 +122,10 @@ class Overview:
         for some in _parts(dict.fromkeys([*table, *hottest])):
             groups += [self._group(one, uses[one], table.get(one, least)) for one in some]
             yield
+        if len(prefixes):
+            for at, group in enumerate(groups):
+                groups[at] = replace(group, prefixes=self._prefixes_of(group.group, prefixes))
+                yield
         groups.sort(key=lambda one: -one.uses_per_s)
         groups[:_HOLDERS_SHOWN] = yield from self._with_workers(groups[:_HOLDERS_SHOWN])
         sessions = yield from self._sessions(now_s)
@@ -123,7 +135,9 @@ class Overview:
         for record in records:
             places.append(self._place(record, books.get(record.place), rates))
             yield
-        return ClusterView(len(nodes), least, groups, now_s, places, sessions, wanted)
+        return ClusterView(
+            len(nodes), least, groups, now_s, places, sessions, wanted, prefixes.by_name()
+        )
 
     def _uses(
         self, table: Mapping[PageKey, int], now_s: float
@@ -152,6 +166,15 @@ class Overview:
             if record.kind is PlaceKind.WORKER and record.parts
         }
         return {place: count for place, count in found.items() if count}
+
+    def _prefixes_of(self, group: PageKey, prefixes: Prefixes) -> frozenset[str]:
+        """Return the named prefixes that a group belongs to, whichever tenant's it is."""
+        holder = self._demand.holder(group) or self.elsewhere.holder(group)
+        # Up to its last page, and groups begin where those before them are full.
+        pages = () if holder is None else holder.chain[: _first_of_last(holder.chain) + 1]
+        if holder is None or not pages or pages[-1] != group:
+            return prefixes.names_of_key(group)
+        return prefixes.names_along(RootKey(holder.model_root), RootKey(holder.root), pages)
 
     def _group(self, group: PageKey, uses_per_s: float, copies: int) -> GroupView:
         holder = self._demand.holder(group) or self.elsewhere.holder(group)
@@ -233,6 +256,11 @@ class Overview:
             one.root or b"",
             one.tenant_tag,
         )
+
+
+def _first_of_last(chain: Sequence[PageKey]) -> int:
+    """Return where the last group of pages begins."""
+    return (len(chain) - 1) // GROUP_PAGES * GROUP_PAGES
 
 
 def _parts(groups: Iterable[PageKey]) -> Iterator[list[PageKey]]:

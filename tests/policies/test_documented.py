@@ -17,6 +17,7 @@ from pie.policies.policy_set import WorkerMoves
 from pie.policies.registry import BUILTIN, PolicyKind
 from pie.policies.retention import PageView
 from pie.policies.rules import PartName, Selector, TierName
+from pie.worker.settings import ModelSettings
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT, EXAMPLES = ROOT / "docs" / "policies.md", ROOT / "examples" / "policies"
@@ -62,6 +63,10 @@ def test_prefixes_are_named_as_they_stand_there(tmp_path: Path) -> None:
     file.write_text(blocks("yaml")[3])
     policies = load_policy_file(file)
     assert len(policies.prefixes) == 3
+    for prefix in policies.prefixes.named.values():
+        # No word has less than a token.
+        words = prefix.tokens or (prefix.text or prefix.system or "").split()
+        assert len(words) >= ModelSettings.model_fields["page_tokens"].default
     assert [rule.action_name for rule in policies.rules] == [
         "persist-prefix",
         "pin",

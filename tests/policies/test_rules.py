@@ -7,7 +7,7 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from pie.page.events import Part, Tier
-from pie.page.key import PageKey, RootKey, page_keys, tenant_root
+from pie.page.key import PageKey, RootKey, page_keys
 from pie.policies.adaptive import AdaptiveRetention
 from pie.policies.hand_over import HandOver
 from pie.policies.lru import LruRetention
@@ -184,14 +184,6 @@ def test_a_prefix_that_is_to_persist_leaves_last_and_is_told_in_order() -> None:
     assert not manager.is_persistent(keys[2], Part.FULL), "the rule allows two"
     assert [one for one, _ in manager.victims(1_000, 0.0)] == [keys[2], key(9), keys[1], keys[0]]
     manager.check()
-
-
-def test_pages_with_a_salt_belong_to_no_named_prefix() -> None:
-    root, tokens = RootKey(bytes(32)), list(range(4))
-    prefixes = Prefixes({"desk": NamedPrefix(tokens=tokens)})
-    salted = page_keys(tenant_root(root, salt="mine"), tokens, 2)
-    view = PageView(salted[0], b"", 0, Part.FULL, Tier.HOST, 1, model_root=root, page_tokens=2)
-    assert prefixes.names_of(view) == frozenset()
 
 
 def test_a_prefix_is_resolved_for_each_model() -> None:

@@ -7,9 +7,12 @@ from collections.abc import Callable, Iterator
 import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from msgspec import structs
 
 from pie.page.events import Part, Tier as TierKind
+from pie.page.key import RootKey, page_keys, tenant_root
 from pie.page.lookup import LookupStatus
+from pie.policies.loader import load_policies
 from pie.policies.lru import LruRetention
 from pie.policies.manager import RetentionManager
 from pie.policies.rules import Pin, Rule, Ruled, Selector, Ttl
@@ -353,3 +356,47 @@ def test_the_index_does_not_hear_of_pages_at_the_start_which_are_announced_toget
     assert stack.cache.adopt() == 1
     assert not stack.index.entries
     assert [entry.key for entry in stack.cache.entries()] == [sample_key(0)]
+
+
+POLICIES = """
+prefixes:
+  desk: {tokens: [1, 2, 3, 4]}
+worker:
+  rules:
+    - match: {prefix: desk}
+      action: persist-prefix
+"""
+
+
+@pytest.mark.parametrize("moment", ["adopt", "reconcile", "replace"])
+def test_every_tenants_named_prefix_is_near_again_in_whichever_order_its_pages_are_found(
+    moment: str,
+) -> None:
+    disk = RamTier(4 << 20, kind=TierKind.POOL_DISK)
+    policies = load_policies(POLICIES, name="policies.yaml")
+    ruled = policies.new_retention
+    made = ruled if moment != "replace" else LruRetention
+    cache = TieredCache(
+        [Level(tier, RetentionManager(made())) for tier in (RamTier(1 << 20), disk)]
+    )
+    if moment == "reconcile":
+        assert cache.adopt() == 0
+    wanted = []
+    sample, payload = sample_page(0, PAGE_BYTES)
+    for salt in (None, "one", "two"):
+        before: bytes = tenant_root(sample.model_root, salt=salt)
+        keys = page_keys(RootKey(before), [1, 2, 3, 4, 5, 6], 2)
+        parents = [before, *keys]
+        wanted += [PageId(key, Part.FULL) for key in keys[:2]]
+        for at in (2, 1, 0):
+            named = {"key": keys[at], "parent": parents[at], "index": at, "page_tokens": 2}
+            put(disk, structs.replace(sample, **named), payload)
+    if moment == "reconcile":
+        cache.reconcile()
+    else:
+        cache.adopt()
+    if moment == "replace":
+        assert cache.to_preload() == []
+        cache.replace_policies(ruled)
+    assert set(cache.to_preload()) == set(wanted)
+    cache.check()

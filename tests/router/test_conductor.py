@@ -21,6 +21,7 @@ from pie.page.key import PageKey
 from pie.policies.cluster_manager import ClusterEvent, ClusterManager
 from pie.policies.cluster_policy import ClusterView, Order, SetCopies, Wanted
 from pie.policies.policy_set import PolicySet
+from pie.policies.prefixes import NO_PREFIXES, Prefixes
 from pie.router import conductor as module
 from pie.router.conductor import Conductor
 from pie.router.conversations import Conversations
@@ -58,6 +59,7 @@ class Paused(Overview):
         table: Mapping[PageKey, int],
         now_s: float,
         wanted: Mapping[str, Wanted] | None = None,
+        prefixes: Prefixes = NO_PREFIXES,
     ) -> ClusterView:
         self.looks += 1
         await self.go_on.wait()
@@ -146,9 +148,10 @@ class Deaf(Paused):
         table: Mapping[PageKey, int],
         now_s: float,
         wanted: Mapping[str, Wanted] | None = None,
+        prefixes: Prefixes = NO_PREFIXES,
     ) -> ClusterView:
         with contextlib.suppress(asyncio.CancelledError):
-            return await super().view(table, now_s, wanted)
+            return await super().view(table, now_s, wanted, prefixes)
         return ClusterView(4, 1, (), now_s)
 
 

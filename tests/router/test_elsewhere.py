@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import cast
 
 import httpx
@@ -19,7 +20,7 @@ from pie.index.router_views import (
     SeenSession,
 )
 from pie.page.events import PlaceId
-from pie.page.key import PageKey, RootKey
+from pie.page.key import PageKey, RootKey, page_keys, tenant_root
 from pie.policies.cluster_policy import (
     ClusterPolicy,
     ClusterView,
@@ -29,6 +30,8 @@ from pie.policies.cluster_policy import (
     SetCopies,
 )
 from pie.policies.policy_set import PolicySet, PolicySpec
+from pie.policies.prefixes import NO_PREFIXES, NamedPrefix, Prefixes
+from pie.policies.replicate import Replicate
 from pie.policies.replicate_hot import ReplicateHot
 from pie.router.conversations import Conversations
 from pie.router.demand import Demand
@@ -54,12 +57,19 @@ class Router:
         self.overview = Overview(Mirror(), dict, self.demand, self.conversations)
 
     def asked(
-        self, name: str, keys: Sequence[PageKey], place: PlaceId, at_s: float, *, ends: bool = True
+        self,
+        name: str,
+        keys: Sequence[PageKey],
+        place: PlaceId,
+        at_s: float,
+        *,
+        ends: bool = True,
+        root: RootKey = ROOT,
     ) -> None:
         """Take a request of a conversation."""
         known = self.conversations
         self.demand.used(keys, at_s)
-        tags = {"model_root": ROOT, "tenant_tag": "t", "session_tag": f"tag-{name}"}
+        tags = {"model_root": ROOT, "tenant_tag": "t", "session_tag": f"tag-{name}", "root": root}
         self.demand.held_by(keys, at_s, **tags)  # type: ignore[arg-type]
         known.began((None, name), place, ROOT, keys, at_s)
         known.named((None, name), f"tag-{name}", "t")
@@ -70,10 +80,10 @@ class Router:
         for move in self.views.tell(self.overview.seen(now_s)):
             self.conversations.move(move.tag, move.place, now_s)
 
-    def view(self, now_s: float) -> ClusterView:
+    def view(self, now_s: float, prefixes: Prefixes = NO_PREFIXES) -> ClusterView:
         """Return what policies are shown where this router leads."""
         self.overview.elsewhere.learn(self.views.others(), now_s)
-        return self.overview.view_at_once({}, now_s)
+        return self.overview.view_at_once({}, now_s, prefixes=prefixes)
 
     def sessions(self, now_s: float) -> dict[str, SessionView]:
         return {one.session.removeprefix("tag-"): one for one in self.view(now_s).sessions}
@@ -103,6 +113,29 @@ def test_conversations_of_all_routers_are_shown_the_latest_first(
     assert leads.sessions(9.0)["y"].idle_s == 1.0
     other.views.withdraw()
     assert list(leads.sessions(9.0)) == ["z", "x"]
+
+
+def test_groups_of_a_named_prefix_are_known_whose_prompt_holds_them_and_at_whichever_router(
+    routers: tuple[Router, Router],
+) -> None:
+    prefixes = Prefixes({"desk": NamedPrefix(tokens=list(range(80)))})
+    prefixes.meet(ROOT, 2)
+    wanted = set[PageKey]()
+    for router, salt in zip((*routers, routers[1]), (None, "one", "two"), strict=True):
+        root = tenant_root(ROOT, salt=salt)
+        keys = page_keys(root, range(140), 2)
+        wanted |= {keys[0], keys[32]}
+        for prompt in (keys, page_keys(root, range(9, 149), 2)):
+            for _ in range(2):
+                router.asked(f"{salt}", prompt, A, 0.0, root=root)
+    routers[1].tell(0.0)
+    view = routers[0].view(0.0, prefixes)
+    assert len(view.groups) == 3 * 2 * 3
+    assert {one.group for one in view.groups if one.prefixes == {"desk"}} == wanted
+    assert not any(one.prefixes for one in routers[0].view(0.0).groups)
+    orders = list(Replicate(2, prefix="desk").decide(replace(view, nodes=2)))
+    assert {one.group for one in orders if isinstance(one, SetCopies)} == wanted
+    assert all(one.chain for one in view.groups), "what comes after it is known, and not meant"
 
 
 def test_a_conversation_that_both_know_is_where_its_latest_request_went(
@@ -253,7 +286,7 @@ async def test_what_many_routers_see_is_gone_through_with_turns_for_others() -> 
         for router in range(32)
     }
     overview.elsewhere.learn(views, 9.0)
-    between, steps = list[int](), overview._look({}, 9.0, {})
+    between, steps = list[int](), overview._look({}, 9.0, {}, NO_PREFIXES)
     view: ClusterView | None = None
     while view is None:
         before = demand.looks

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from pie.page.events import Epoch, PlaceId
+from pie.page.key import PageKey
 from pie.policies.loader import load_policies
 from pie.pool.node import PoolNode
 from pie.pool.settings import PoolSettings
@@ -61,8 +62,14 @@ async def test_prompts_that_begin_with_a_named_prefix_get_their_copies_and_no_ot
             model = (await client.get("/v1/models")).json()["data"][0]["id"]
 
             async def ask() -> None:
-                for prompt in (f"{STORY} And then?", f"{OTHER} And then?"):
-                    body = {"model": model, "prompt": prompt, "max_tokens": 1}
+                for prompt, salt in (
+                    (STORY, None),
+                    (STORY, "mine"),
+                    (OTHER, None),
+                    (OTHER, "mine"),
+                ):
+                    body = {"model": model, "prompt": f"{prompt} And then?", "max_tokens": 1}
+                    body |= {} if salt is None else {"cache_salt": salt}
                     (await client.post("/v1/completions", json=body)).raise_for_status()
                 messages = [
                     {"role": "system", "content": DESK},
@@ -82,15 +89,18 @@ async def test_prompts_that_begin_with_a_named_prefix_get_their_copies_and_no_ot
             await until(lambda: conductor.leads)
             found: list[str] = []
             async with asyncio.timeout(60):
-                while len(found) < 2:
+                while len(found) < 3:
                     await ask()
                     found = await raised()
             pages = conductor._prefixes.by_name()
             assert len(pages["story"].pages) > 1
             assert len(pages["desk"].pages) > 1
             both = pages["story"].pages | pages["desk"].pages
-            assert len(found) == 2
-            assert all(bytes.fromhex(group) in both for group in found)
+            assert len(found) == 3
+            mine = {bytes.fromhex(group) for group in found} - both
+            assert len(mine) == 1, "whoever's prompts begin so"
+            (key,) = mine
+            assert conductor._prefixes.names_of_key(PageKey(key)) == {"story"}
     finally:
         for node in nodes:
             await node.close()

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.live
 PREFIX = list(range(10, 50))
 PAGES = len(PREFIX) // PAGE
 HOT = list(range(60, 100))
+SALTS = (None, "one", "two")
 
 
 def policies() -> PolicySet:
@@ -61,18 +62,23 @@ async def test_a_named_prefix_is_on_disk_at_once_and_near_after_a_restart(
     disk: dict[str, Any] = {"disk_kv_budget": "8MiB", "disk_kv_path": str(tmp_path / "kv")}
     first = await places.worker("w0", pool=False, policies=policies(), **disk)
     asker = await places.asker(first)
-    await asker.ask([*PREFIX, 1, 2], max_tokens=1)
-    await asker.ask([*HOT, 1, 2], max_tokens=1)
-    await until(lambda: pages_in(first, "disk") >= PAGES)
-    await until(lambda: pages_in(first, "host") >= 2 * PAGES)
-    assert pages_in(first, "disk") == PAGES, "others stay in host memory while there is room"
+    for salt in SALTS:
+        await asker.ask([*PREFIX, 1, 2], max_tokens=1, salt=salt)
+        await asker.ask([*HOT, 1, 2], max_tokens=1, salt=salt)
+    await until(lambda: pages_in(first, "disk") >= PAGES * len(SALTS))
+    await until(lambda: pages_in(first, "host") >= 2 * PAGES * len(SALTS))
+    assert pages_in(first, "disk") == PAGES * len(SALTS), (
+        "others stay in host memory while there is room"
+    )
     # As if it were killed: nothing is saved.
     await first.close()
     again = await places.worker("w0", pool=False, policies=policies(), **disk)
-    await until(lambda: pages_in(again, "host") == PAGES)
-    answer = await (await places.asker(again)).ask([*PREFIX, 3, 4], max_tokens=1)
-    assert answer.started is not None
-    assert answer.started.cached.host == len(PREFIX)
+    await until(lambda: pages_in(again, "host") == PAGES * len(SALTS))
+    asker = await places.asker(again)
+    for salt, cached in [*((salt, len(PREFIX)) for salt in SALTS), ("another", 0)]:
+        answer = await asker.ask([*PREFIX, 3, 4], max_tokens=1, salt=salt)
+        assert answer.started is not None
+        assert answer.started.cached.host == cached
 
 
 async def test_a_named_prefix_comes_from_the_pool_before_anybody_asks(places: Places) -> None:

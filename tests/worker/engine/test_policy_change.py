@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from pie.index.policy_store import PolicyVersion
+from pie.page.events import Part
+from pie.page.key import PageKey, RootKey, page_keys, tenant_root
 from pie.policies import user_code
 from pie.policies.errors import PolicyLateError
 from pie.policies.policy_set import PolicySet
 from pie.policies.versions import PolicyVersions
 from pie.tokens.tokenizer import Tokenizer
 from pie.worker.engine_thread import EngineThread
+from pie.worker.page_table import FrozenPage
 from pie.worker.policy_change import PolicyChange
 from tests.worker.engine.driver import Driver
 from tests.worker.engine.test_generation import Scripted
@@ -110,3 +114,35 @@ async def test_a_module_that_is_imported_for_long_changes_nothing_and_may_be_the
     monkeypatch.setattr(user_code, "LIMIT_S", 60.0)
     assert await change.take(1, version) == ""
     assert table.retention.policy_name == "Long"
+
+
+async def test_a_prefix_that_is_named_later_is_every_tenants_that_is_there(
+    thread: EngineThread,
+) -> None:
+    root = RootKey(bytes(32))
+    table = dataclasses.replace(make_table(total=16), model_root=root)
+    wanted: set[PageKey] = set()
+    for salt in (None, "one", "two"):
+        before: bytes = tenant_root(root, salt=salt)
+        keys = page_keys(RootKey(before), range(6), 2)
+        pages = table.allocate(len(keys), 0)
+        assert pages is not None
+        held = []
+        for at, (page, key) in enumerate(zip(pages, keys, strict=True)):
+            held.append(table.freeze(page, FrozenPage(key, before, at), 0))
+            before = key
+        # The last page was used first, so it is handed over first.
+        for page in reversed(held):
+            table.release([page])
+        for key in reversed(keys):
+            table.retention.hit(key, Part.FULL, 0.0)
+        wanted |= set(keys[:2])
+
+    def resolve(policies: PolicySet) -> None:
+        policies.prefixes.resolve(root, 2, lambda _: range(4))
+
+    change = PolicyChange(PolicyVersions(PolicySet()), thread, [table], None, resolve)
+    text = "{prefixes: {desk: {text: Ahoy}}, worker: {rules: [{match: {prefix: desk}, action: persist-prefix}]}}"
+    assert await change.take(1, PolicyVersion(text, 0.0)) == ""
+    assert {key for key, _ in table.retention.persistent()} == wanted
+    table.check()

@@ -1,0 +1,206 @@
+"""Which named prefix a page belongs to, also under a tenant's root; held against keys computed one by one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from pie.page.events import Part, Tier
+from pie.page.key import PageKey, RootKey, page_keys, tenant_root
+from pie.page.key_table import as_keys
+from pie.policies.loader import load_policies
+from pie.policies.lru import LruRetention
+from pie.policies.manager import RetentionManager
+from pie.policies.page_rows import PageRows
+from pie.policies.prefix_tree import FoundPages, PrefixPage, tree_of
+from pie.policies.prefixes import LeadingPages, NamedPrefix, Prefixes
+from pie.policies.retention import PageView
+
+MODELS = [RootKey(bytes([number]) * 32) for number in (1, 2)]
+SALTS = [None, "", "one", "two"]
+PAGE = 2
+
+tokens = st.lists(st.integers(0, 2), min_size=1, max_size=9)
+sequences = st.tuples(st.sampled_from(MODELS), st.sampled_from(SALTS), tokens)
+
+
+def views(model: RootKey, salt: str | None, sequence: list[int]) -> list[PageView]:
+    """Return the pages of a sequence as tiers see them."""
+    root = tenant_root(model, salt=salt)
+    keys = page_keys(root, sequence, PAGE)
+    return [
+        PageView(
+            key,
+            keys[at - 1] if at else root,
+            at,
+            Part.FULL,
+            Tier.HOST,
+            1,
+            model_root=model,
+            page_tokens=PAGE,
+        )
+        for at, key in enumerate(keys)
+    ]
+
+
+def leading(pages: list[PageView]) -> LeadingPages:
+    return LeadingPages(
+        as_keys([page.key for page in pages]),
+        as_keys([page.parent for page in pages]),
+        np.array([page.index for page in pages], np.int32),
+    )
+
+
+def expected(
+    named: dict[str, list[int]], model: RootKey, salt: str | None, key: PageKey
+) -> set[str]:
+    root = tenant_root(model, salt=salt)
+    return {name for name, of_it in named.items() if key in page_keys(root, of_it, PAGE)}
+
+
+@given(st.dictionaries(st.sampled_from("abcdefgh"), tokens), st.lists(sequences, max_size=12))
+def test_a_page_belongs_to_the_prefixes_whose_tokens_it_has_whatever_its_salt(
+    named: dict[str, list[int]], asked: list[tuple[RootKey, str | None, list[int]]]
+) -> None:
+    prefixes = Prefixes({name: NamedPrefix(tokens=of_it) for name, of_it in named.items()})
+    for model, salt, sequence in asked:
+        pages = views(model, salt, sequence)
+        for page in pages:
+            names = expected(named, model, salt, page.key)
+            assert prefixes.names_of(page) == names
+            # Asked again, and in device memory, where views say nothing of the size of pages.
+            assert prefixes.names_of(replace(page, page_tokens=0)) == names
+        root = tenant_root(model, salt=salt)
+        anew = Prefixes(prefixes.named)
+        anew.meet(model, PAGE)
+        for count in range(1, len(pages) + 1):
+            keys = [page.key for page in pages[:count]]
+            found = expected(named, model, salt, keys[-1])
+            assert prefixes.names_along(model, root, keys) == found
+            if anew is not prefixes:
+                assert anew.names_along(model, root, keys) == found
+
+
+@given(st.data())
+def test_pages_that_are_there_already_are_told_in_whichever_order_they_come(
+    data: st.DataObject,
+) -> None:
+    named = data.draw(st.dictionaries(st.sampled_from("abcd"), tokens, min_size=1))
+    asked = data.draw(st.lists(sequences, max_size=8))
+    whole = [(page, one) for one in asked for page in views(*one)]
+    shuffled = data.draw(st.permutations(whole))
+    prefixes = Prefixes({name: NamedPrefix(tokens=of_it) for name, of_it in named.items()})
+    for model in MODELS:
+        prefixes.meet(model, PAGE)
+    cut = data.draw(st.integers(0, len(shuffled)))
+    parts = [[page for page, _ in some] for some in (shuffled[:cut], shuffled[cut:])]
+    prefixes.learn([leading(some) for some in parts if some] or [leading([])])
+    for page, (model, salt, _) in shuffled:
+        assert prefixes.names_of(page) == expected(named, model, salt, page.key)
+
+
+def test_a_page_whose_sequence_was_not_seen_from_its_beginning_is_not_known() -> None:
+    prefixes = Prefixes({"desk": NamedPrefix(tokens=[1, 2, 3, 4])})
+    first, second = views(MODELS[0], "mine", [1, 2, 3, 4])
+    assert not prefixes.names_of(second)
+    assert prefixes.names_of(first) == {"desk"}
+    assert prefixes.names_of(second) == {"desk"}
+
+
+@pytest.mark.parametrize("count", [3, 300])
+def test_many_pages_may_come_after_one(count: int) -> None:
+    tree, depth = tree_of({f"p{n}": [7, n, n, n] for n in range(count)}, 2)
+    assert (len(tree.pages), depth) == (count, 2)
+    found = FoundPages(most_heads=2)
+    for salt in ("one", "two", "three", "one"):
+        root = tenant_root(MODELS[0], salt=salt)
+        for n in range(count):
+            first, second = page_keys(root, [7, n, n, n], 2)
+            page = found.find(tree, root, first)
+            assert page is not None
+            assert page.names == {f"p{n}"}
+            assert found.find(page, first, second) is page.pages[0]
+        other = page_keys(root, [8, 8], 2)[0]
+        assert found.find(tree, root, other) is None
+    assert len(found._heads) <= 2
+
+
+def test_no_more_keys_are_remembered_than_allowed() -> None:
+    tree, _ = tree_of({"desk": [1, 2]}, 2)
+    found = FoundPages(most_keys=3)
+
+    def see(salt: str) -> PageKey:
+        root = tenant_root(MODELS[0], salt=salt)
+        key = page_keys(root, [1, 2], 2)[0]
+        assert isinstance(found.find(tree, root, key), PrefixPage)
+        return key
+
+    keys = [see(salt) for salt in "abc"]
+    assert found.get(keys[0]) is not None
+    keys.append(see("d"))
+    assert [found.get(key) is not None for key in keys] == [True, False, True, True]
+    assert len(found) == 3
+
+
+POLICIES = """
+prefixes:
+  desk: {tokens: [1, 2, 3, 4]}
+worker:
+  rules:
+    - match: {prefix: desk}
+      action: persist-prefix
+"""
+
+
+def managed() -> RetentionManager:
+    return RetentionManager(load_policies(POLICIES, name="policies.yaml").new_retention())
+
+
+def persistent(manager: RetentionManager) -> set[PageKey]:
+    return {key for key, _ in manager.persistent()}
+
+
+def test_a_rule_on_a_prefix_is_for_every_tenants_pages() -> None:
+    manager = managed()
+    wanted = set()
+    for salt in SALTS:
+        pages = views(MODELS[0], salt, [1, 2, 3, 4, 5, 6])
+        wanted |= {page.key for page in pages[:2]}
+        for page in [*pages, *views(MODELS[0], salt, [2, 2, 3, 4])]:
+            manager.stored(page, 0.0)
+    assert persistent(manager) == wanted
+    assert len(wanted) == 2 * len(SALTS), "no two tenants share a page"
+
+
+def test_a_rule_that_comes_later_is_for_the_pages_that_are_there() -> None:
+    manager = RetentionManager(LruRetention())
+    pages = views(MODELS[0], "mine", [1, 2, 3, 4, 5, 6])
+    for page in reversed(pages):
+        manager.stored(page, 0.0)
+    handed = manager.begin_replace(load_policies(POLICIES, name="policies.yaml").new_retention())
+    handed.put_in_order()
+    manager.prefixes.meet(MODELS[0], PAGE)
+    depth = manager.prefixes.depth
+    manager.prefixes.learn(
+        [manager.leading(row, row + 2, depth) for row in range(0, manager.capacity, 2)]
+    )
+    by_key = {page.key: page for page in pages}
+    while some := handed.take(1):
+        manager.move_over(by_key[some[0][0]], 1.0)
+    manager.end_replace()
+    assert persistent(manager) == {page.key for page in pages[:2]}
+
+
+def test_leading_pages_are_those_held_at_the_beginning_of_their_sequences() -> None:
+    rows = PageRows()
+    pages = views(MODELS[0], "mine", [1, 2, 3, 4, 5, 6, 7, 8])
+    for page in pages:
+        rows.add(page)
+    rows.remove(rows.find(pages[1].key, Part.FULL))
+    found = rows.leading(0, rows.capacity, 3)
+    assert found.indexes.tolist() == [0, 2]
+    assert [key.tobytes() for key in found.keys] == [pages[0].key, pages[2].key]
+    assert [key.tobytes() for key in found.parents] == [pages[0].parent, pages[1].key]
