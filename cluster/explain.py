@@ -6,51 +6,33 @@ Covers asking a router and printing its answer. Does not cover what is kept
 
 from __future__ import annotations
 
-import ssl
 from datetime import UTC, datetime
 from urllib.parse import quote
 
 import httpx
-import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from pie.cluster.errors import NotRunningError, UnknownRequestError
+from pie.cluster.asking import Trust, ask_router
+from pie.cluster.errors import UnknownRequestError
 from pie.cluster.printing import new_table
 from pie.router.api.explained import Attempt, Delivered, Explained, ExplainedSequence
-from pie.router.api.listing import ApiErrorBody
 
 _TIMEOUT_S = 5.0
 
 
-def fetch_explained(
-    url: str, token: str, request_id: str, trust: ssl.SSLContext | bool = True
-) -> Explained:
+def fetch_explained(url: str, token: str, request_id: str, trust: Trust = True) -> Explained:
     """Ask the router at `url`, such as `http://127.0.0.1:8000`; `trust` as in `fetch_status`.
 
     Raises:
         UnknownRequestError: It knows nothing of the request.
         NotRunningError: No router answers there, or it does not answer as Pie does.
     """
-    headers = {"authorization": f"Bearer {token}"} if token else {}
-    try:
-        path = f"/admin/requests/{quote(request_id, safe='')}"
-        answer = httpx.get(url + path, headers=headers, timeout=_TIMEOUT_S, verify=trust)
-        if answer.status_code == 404:
-            told = msgspec.json.decode(answer.content, type=ApiErrorBody)
-            raise UnknownRequestError(told.error.message)
-        answer.raise_for_status()
-        return msgspec.json.decode(answer.content, type=Explained)
-    except httpx.HTTPStatusError as error:
-        raise NotRunningError(
-            f"{url} answered {error.response.status_code} to /admin/requests"
-        ) from error
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise NotRunningError(
-            f"no router answers at {url} ({error}): start one with `pie serve`, or name it with --at"
-        ) from error
-    except msgspec.DecodeError as error:
-        raise NotRunningError(f"what answers at {url} is not a Pie router") from error
+    path = f"/admin/requests/{quote(request_id, safe='')}"
+    answer = ask_router("GET", url, path, token=token, trust=trust, timeout_s=_TIMEOUT_S)
+    if answer.status == httpx.codes.NOT_FOUND:
+        raise UnknownRequestError(answer.said)
+    return answer.read(Explained)
 
 
 def show_explained(
@@ -58,7 +40,7 @@ def show_explained(
     token: str,
     request_id: str,
     console: Console,
-    trust: ssl.SSLContext | bool = True,
+    trust: Trust = True,
 ) -> None:
     """Print what became of a request; `trust` as in `fetch_status`.
 

@@ -17,15 +17,14 @@ from pathlib import Path
 import httpx
 import msgspec
 
+from pie.cluster.asking import Trust, ask_router
 from pie.cluster.errors import ConfigError, NotRunningError
 from pie.cluster.policy_command import BUILT_IN, checked, lines_of
 from pie.cluster.policy_watch import WATCH_S, PolicyWatch
 from pie.cluster.sentences import printable, warn
-from pie.cluster.status import Trust
 from pie.policies.errors import PolicyFileError
 from pie.policies.loader import load_policies
 from pie.policies.policy_set import PolicySet
-from pie.router.api.listing import ApiErrorBody
 from pie.router.api.policies import Applied, ApplyBody, PolicyEvents, PolicyReport, PolicyText
 
 _TIMEOUT_S = 15.0
@@ -97,32 +96,21 @@ class Desk:
         return Applied(applied.version, [_placed(name, one) for one in applied.warnings])
 
     def _ask(self, method: str, body: bytes | None, below: str = "") -> bytes:
-        headers = {"content-type": "application/json"}
-        if self.token:
-            headers["authorization"] = f"Bearer {self.token}"
-        try:
-            answer = httpx.request(
-                method,
-                f"{self.url}/admin/policies{below}",
-                content=body,
-                headers=headers,
-                timeout=_TIMEOUT_S,
-                verify=self.trust,
-            )
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise NotRunningError(
-                f"no router answers at {self.url} ({error}): start one with `pie serve`, or name it "
-                "with --at"
-            ) from error
-        if answer.is_success:
+        path = f"/admin/policies{below}"
+        answer = ask_router(
+            method,
+            self.url,
+            path,
+            token=self.token,
+            trust=self.trust,
+            body=body,
+            timeout_s=_TIMEOUT_S,
+        )
+        if answer.is_good:
             return answer.content
-        try:
-            said = msgspec.json.decode(answer.content, type=ApiErrorBody).error.message
-        except msgspec.DecodeError:
-            said = f"it answered {answer.status_code}"
-        if answer.status_code == 400:
-            raise ConfigError(said.splitlines())
-        raise NotRunningError(f"{self.url}: {said}")
+        if answer.status == httpx.codes.BAD_REQUEST:
+            raise ConfigError(answer.said.splitlines())
+        raise NotRunningError(f"{self.url}: {answer.said}")
 
 
 def _placed(name: str, problem: str) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
+from pie.cluster.asking import check_key
 from pie.cluster.config import PieConfig
 from pie.cluster.errors import ClusterError
 from pie.inferlet.client import RunEvent, Where, no_messages, run_upload
@@ -72,6 +73,7 @@ def run_program(
             reason, result, wrong = asyncio.run(_run(config, program, arguments, tools, report))
         else:
             where = Where(at.rstrip("/"), config.router.api_token.get_secret_value())
+            check_key(where.url, where.token)
             reason, result, wrong = asyncio.run(_run_at(where, program, arguments))
     except (WorkerError, NotRunError) as failed:
         raise ProgramError(str(failed)) from failed

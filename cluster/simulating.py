@@ -167,8 +167,10 @@ def _simulate(options: SimulateOptions, console: Console) -> None:
 def _calibrate(
     url: str, token: str, file: Path | None, console: Console, trust: ssl.SSLContext | bool
 ) -> None:
+    from pie.cluster.asking import check_key  # noqa: PLC0415
     from pie.simulator.calibration import calibrate  # noqa: PLC0415
 
+    check_key(url, token, trust)
     model = calibrate(url, token, seed=time.time_ns(), trust=trust)
     text = msgspec.json.format(msgspec.json.encode(model)) + b"\n"
     if file is None:

@@ -6,14 +6,12 @@ Covers asking a router and printing its answer. Does not cover what is counted
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Mapping, Sequence
 
-import httpx
-import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from pie.cluster.asking import Trust, ask_router
 from pie.cluster.errors import NotRunningError
 from pie.cluster.printing import new_table
 from pie.cluster.sentences import printable
@@ -21,8 +19,6 @@ from pie.router.settings import RouterSettings
 from pie.router.status import ClusterStatus, PlaceLine, WorkerLine
 
 _TIMEOUT_S = 5.0
-
-Trust = ssl.SSLContext | bool
 
 
 def router_url(settings: RouterSettings, at: str | None) -> str:
@@ -49,19 +45,8 @@ def fetch_status(url: str, token: str, trust: Trust = True) -> ClusterStatus:
     Raises:
         NotRunningError: No router answers there, or it does not answer as Pie does.
     """
-    headers = {"authorization": f"Bearer {token}"} if token else {}
-    try:
-        answer = httpx.get(f"{url}/status", headers=headers, timeout=_TIMEOUT_S, verify=trust)
-        answer.raise_for_status()
-        return msgspec.json.decode(answer.content, type=ClusterStatus)
-    except httpx.HTTPStatusError as error:
-        raise NotRunningError(f"{url} answered {error.response.status_code} to /status") from error
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise NotRunningError(
-            f"no router answers at {url} ({error}): start one with `pie serve`, or name it with --at"
-        ) from error
-    except msgspec.DecodeError as error:
-        raise NotRunningError(f"what answers at {url} is not a Pie router") from error
+    answer = ask_router("GET", url, "/status", token=token, trust=trust, timeout_s=_TIMEOUT_S)
+    return answer.read(ClusterStatus)
 
 
 def show_status(url: str, token: str, console: Console, trust: Trust = True) -> None:

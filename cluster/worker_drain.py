@@ -6,19 +6,23 @@ nodes (`pie.cluster.pool_drain`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from urllib.parse import quote
 
 import httpx
 import msgspec
 
+from pie.cluster.asking import Answer, ask_router
 from pie.cluster.errors import ConfigError, NotRunningError
 from pie.cluster.policy_edit import Desk
-from pie.router.api.listing import ApiErrorBody
+from pie.cluster.status import fetch_status
+from pie.policies.registry import did_you_mean
 from pie.router.api.places import DrainBody, WorkerDrained
+from pie.router.status import ClusterStatus, WorkerLine
 
 _ANSWER_S = 30.0
 """How much longer than the worker may take its answer is waited for."""
+_TAKES_NONE = ("draining", "unreachable")
 
 
 def drain_worker(desk: Desk, name: str, timeout_s: float, say: Callable[[str], None]) -> int:
@@ -28,13 +32,29 @@ def drain_worker(desk: Desk, name: str, timeout_s: float, say: Callable[[str], N
         ConfigError: There is no such worker.
         NotRunningError: No router answers, or the worker does not, or it takes requests again meanwhile.
     """
-    say(f"{name} takes no more requests and hands its pages on, for {timeout_s:g} s at most")
+    status = fetch_status(desk.url, desk.token, desk.trust)
+    worker = _found(status, name)
+    undo = f"`pie drain {name} --undo`"
+    if _is_last(worker, status.workers):
+        say(
+            f"warning: {name} is the last worker for {worker.model} that takes requests: clients get 503 until "
+            f"another one does, or {undo} is run"
+        )
+    begun = f"{name} takes no more requests"
+    if status.pool:
+        say(f"{begun} and hands its pages on, for {timeout_s:g} s at most")
+    else:
+        say(f"{begun}; those that run may end, for {timeout_s:g} s at most")
     answer = _asked(desk, "POST", name, DrainBody(timeout_s), timeout_s + _ANSWER_S)
-    done = msgspec.json.decode(answer, type=WorkerDrained)
-    say(f"{name}: the pool took {done.moved} pages, {done.left} are only there")
-    say(
-        f"{name} stays up and takes no requests until it is started again, or `pie drain {name} --undo` is run."
-    )
+    done = answer.read(WorkerDrained)
+    if status.pool:
+        say(f"{name}: the pool took {done.moved} pages, {done.left} are only there")
+    elif done.left:
+        say(
+            f"{name}: there is no pool to hand pages to, so {done.left} are only there: they are lost when it "
+            f"stops{_but_for_disk(worker)}"
+        )
+    say(f"{name} stays up and takes no requests until it is started again, or {undo} is run.")
     return done.left
 
 
@@ -45,32 +65,55 @@ def take_again(desk: Desk, name: str, say: Callable[[str], None]) -> int:
         ConfigError: There is no such worker.
         NotRunningError: No router answers, or the worker does not, or it is stopping.
     """
+    _found(fetch_status(desk.url, desk.token, desk.trust), name)
     _asked(desk, "DELETE", name, None, _ANSWER_S)
     say(f"{name} takes requests")
     return 0
 
 
-def _asked(desk: Desk, method: str, name: str, body: DrainBody | None, limit_s: float) -> bytes:
-    headers = {"authorization": f"Bearer {desk.token}"} if desk.token else {}
-    if body is not None:
-        headers["content-type"] = "application/json"
-    try:
-        answer = httpx.request(
-            method,
-            f"{desk.url}/admin/workers/{quote(name, safe='')}/drain",
-            content=None if body is None else msgspec.json.encode(body),
-            headers=headers,
-            timeout=limit_s,
-            verify=desk.trust,
+def _found(status: ClusterStatus, name: str) -> WorkerLine:
+    """Return the worker that is meant.
+
+    Raises:
+        ConfigError: There is none of that name.
+    """
+    workers = {one.place: one for one in status.workers}
+    if name in workers:
+        return workers[name]
+    if name in {one.place for one in status.pool}:
+        raise ConfigError(
+            [f"{name} is a pool node and no worker: `pie pool drain {name}` empties it"]
         )
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise NotRunningError(f"no router answers at {desk.url} ({error})") from error
-    if answer.is_success:
-        return answer.content
-    try:
-        said = msgspec.json.decode(answer.content, type=ApiErrorBody).error.message
-    except msgspec.DecodeError:
-        said = f"{desk.url} answered {answer.status_code}"
-    if answer.status_code == httpx.codes.NOT_FOUND:
-        raise ConfigError([said])
-    raise NotRunningError(said)
+    known = ", ".join(sorted(workers)) or "none"
+    hint = did_you_mean(name, workers)
+    raise ConfigError([f"There is no worker {name}; those that are up: {known}{hint}"])
+
+
+def _is_last(worker: WorkerLine, workers: Sequence[WorkerLine]) -> bool:
+    """Return whether a worker takes requests and no other one of its model does."""
+    taking = [one for one in workers if one.model == worker.model and one.state not in _TAKES_NONE]
+    return taking == [worker]
+
+
+def _but_for_disk(worker: WorkerLine) -> str:
+    """Return what is not lost with a worker."""
+    if not worker.gauges.get("tier_budget_bytes.disk"):
+        return ""
+    return ", but for those that its disk has, which the next start of it finds again"
+
+
+def _asked(desk: Desk, method: str, name: str, body: DrainBody | None, limit_s: float) -> Answer:
+    answer = ask_router(
+        method,
+        desk.url,
+        f"/admin/workers/{quote(name, safe='')}/drain",
+        token=desk.token,
+        trust=desk.trust,
+        body=None if body is None else msgspec.json.encode(body),
+        timeout_s=limit_s,
+    )
+    if answer.status == httpx.codes.NOT_FOUND:
+        raise ConfigError([answer.said])
+    if not answer.is_good:
+        raise NotRunningError(answer.said)
+    return answer

@@ -56,7 +56,7 @@ def test_two_policy_files_are_compared_and_written(folder: Path) -> None:
         (("--trace", "even.yaml"), "even.yaml: line 1: column `arrival_s` is missing"),
         (("--trace", "trace.csv", "--policies", "trace.csv"), "trace.csv"),
         (("--trace", "trace.csv", "--cost", "even.yaml"), "even.yaml: is not a cost model"),
-        (("--calibrate", "--at", "http://127.0.0.1:9"), "does not answer as a router does"),
+        (("--calibrate", "--at", "http://127.0.0.1:9"), "no router answers at"),
     ],
 )
 @pytest.mark.usefixtures("folder")
