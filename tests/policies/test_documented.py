@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
-import pytest
-
-from pie.page.events import Part, Tier
-from pie.page.key import PageKey
 from pie.policies.loader import load_policy_file
-from pie.policies.manager import RetentionManager
 from pie.policies.options import options_schema
 from pie.policies.policy_set import WorkerMoves
 from pie.policies.registry import BUILTIN, PolicyKind
-from pie.policies.retention import PageView
 from pie.policies.rules import PartName, Selector, TierName
 from pie.worker.settings import ModelSettings
+from tests.support.serving import environment
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT, EXAMPLES = ROOT / "docs" / "policies.md", ROOT / "examples" / "policies"
@@ -123,28 +121,56 @@ def test_every_selector_is_documented_with_all_tiers_and_parts() -> None:
             assert f"`{name}`" in rows[option]
 
 
-def test_a_policy_of_ones_own_chooses_the_victims(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(blocks("python")[0])
-    file = tmp_path / "policies.yaml"
-    file.write_text(blocks("yaml")[9].replace("64", "1"))
-    manager = RetentionManager(load_policy_file(file).new_retention(), name="test")
-    for number in range(4):
-        key = PageKey(bytes([number]) * 32)
-        manager.stored(PageView(key, b"", 0, Part.FULL, Tier.DEVICE, bytes=10), now_s=float(number))
-    chosen = [key[0] for key, _ in manager.victims(20, now_s=9.0)]
-    assert chosen == [3, 2]
-    manager.check()
+def ten_minutes() -> list[tuple[str, str, str]]:
+    """Return each block of that section: its language, the file that the text before it names last, and what it says."""
+    section = re.search(
+        r"^## A policy of your own, in ten minutes$(.*?)^### ",
+        DOCUMENT.read_text(),
+        re.MULTILINE | re.DOTALL,
+    )
+    assert section is not None
+    found, named = [], ""
+    for before, language, block in re.findall(
+        r"(.*?)^```(\w+)\n(.*?)^```$", section[1], flags=re.MULTILINE | re.DOTALL
+    ):
+        named = (re.findall(r"`(\w+\.(?:py|yaml))`", before) or [named])[-1]
+        found.append((language, named, block))
+    return found
 
 
-def test_the_test_of_it_runs_as_it_stands_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "mine.py").write_text(blocks("python")[0])
-    (tmp_path / "policies.yaml").write_text(blocks("yaml")[9])
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {}
-    exec(blocks("python")[1], names)
-    names["test_what_came_last_leaves_first"]()
+def test_a_policy_of_ones_own_is_made_in_an_empty_folder_to_the_letter(tmp_path: Path) -> None:
+    programs, folder = tmp_path / "programs", tmp_path / "empty"
+    programs.mkdir()
+    folder.mkdir()
+    for name, called in (("python", ""), ("pie", " -m pie.cluster")):
+        (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}"{called} "$@"\n')
+        (programs / name).chmod(0o755)
+    path = f"{programs}:{os.environ['PATH']}"
+    told = []
+    for language, named, block in ten_minutes():
+        if language != "sh":
+            (folder / named).write_text(block)
+            continue
+        done = subprocess.run(
+            ["sh", "-euc", block],
+            cwd=folder,
+            env={**environment(folder), "PATH": path, "PYTEST_ADDOPTS": "-p no:cacheprovider"},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        told.append(done.stdout)
+    checked, _, retained, routed, tested = told
+    assert "good; retention `mine:NewestFirst`" in checked
+    rates = dict(re.findall(r"^(\w+) +(0\.\d+)", retained + routed, re.MULTILINE))
+    assert {name: f"{float(rates[name]):.2f}" for name in ("before", "policies")} == {
+        "before": "0.40",
+        "policies": "0.66",
+    }
+    assert float(rates["routed"]) > 2 * float(rates["even"])
+    assert "2 passed" in tested
 
 
 def test_what_is_documented_is_the_example(tmp_path: Path) -> None:
