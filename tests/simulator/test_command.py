@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -18,6 +19,7 @@ from pie.simulator.svg import Line, bars, lines
 from pie.worker.load_choice import LoadTier
 from tests.simulator.parts import ask, cluster, spec
 
+DOCUMENT = Path(__file__).parents[2] / "docs" / "simulator.md"
 HEAD = "arrival_s,prompt_tokens,output_tokens,session\n"
 
 
@@ -143,3 +145,36 @@ def test_a_model_is_fitted_from_what_a_worker_of_that_speed_shows() -> None:
 def test_a_cluster_too_busy_to_be_measured_is_told() -> None:
     with pytest.raises(SetupError, match="longer prompts took no longer"):
         fit(Observed([(64, 2.0), (256, 1.0), (512, 1.5)], 0.1, 0.2, 8))
+
+
+def names_in(value: object) -> set[str]:
+    """Return the keys in what a report's key holds, but for those that policies and reasons name."""
+    if isinstance(value, list):
+        return set().union(*map(names_in, value))
+    if not isinstance(value, dict):
+        return set()
+    named = {"by_policy", "refusals"} & value.keys()
+    return set(value).union(*(names_in(one) for key, one in value.items() if key not in named))
+
+
+def test_every_key_of_a_report_is_documented_and_no_other() -> None:
+    of = replace(spec(workers=3, pages=60, pool_pages=90), host_pages=64, pool_nodes=2)
+    policies = (
+        "cluster: {replication: {policy: replicate-hot, uses: 0.1, copies: 2, after: 1s}, "
+        "scale: {policy: by-load, waiting: 0.1, rise_after: 1s}}"
+    )
+    simulated = cluster(of, policies)
+    simulated.run_open([ask(at / 20, (1, 80), (2 + at % 40, 40)) for at in range(300)])
+    report = json.loads(msgspec.json.encode(report_of("x", simulated)))
+    written = DOCUMENT.read_text().split("| key | what it is |")[1].split("\n\n")[0]
+    rows: dict[str, str] = {}
+    for keys, said in re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| (.*) \|$", written, re.MULTILINE):
+        rows |= dict.fromkeys(re.findall(r"\w+", keys), said)
+    assert set(report) == rows.keys()
+    for key, value in report.items():
+        if key != "policy_failures":
+            undocumented = {name for name in names_in(value) if f"`{name}`" not in rows[key]}
+            assert undocumented == set(), key
+    assert report["orders"]["hints"]
+    assert report["orders"]["bytes_moved"]
+    assert report["evicted_pages"]["host"]
