@@ -34,7 +34,7 @@ from pie.cluster.encryption import encryption_keys
 from pie.cluster.errors import ConfigError, StartError
 from pie.cluster.guard import MARK_VARIABLE, Guard, kill_marked
 from pie.cluster.host import Phase, State
-from pie.cluster.policy_command import checked, read
+from pie.cluster.policy_command import checked, read, warnings
 from pie.cluster.policy_watch import ServedPolicies
 from pie.cluster.secret import kept_secret, new_secret, secret_file, shared_secret
 from pie.cluster.stopping import stopping, uninterrupted
@@ -301,8 +301,9 @@ class Cluster:
         found = preflight.problems(self._config)
         if found:
             raise ConfigError(found)
-        for warning in checked(self._config.policies.file).warnings:
-            self._report("policies", f"warning: {self._config.policies.file}:{warning}")
+        file = self._config.policies.file
+        for warning in [] if file is None else warnings(file, self._config.model.page_tokens):
+            self._report("policies", f"warning: {warning}")
         router = self._config.router
         try:
             # A router that is started again keeps its port, also where any free one will do.

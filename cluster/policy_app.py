@@ -38,14 +38,15 @@ def _examples(*lines: str) -> str:
 def check(file: PolicyFile, config: ConfigFile = None, at: RouterAddress = None) -> None:
     """Say that a policy file is acceptable, or all that is wrong with it, and then end with 2.
 
-    With --at a router is asked too, which knows tenants and has modules of its own.
+    With --at a router is asked too, which knows tenants and tokenizers and has modules of its own.
     """
     from pie.cluster import policy_edit  # noqa: PLC0415
 
     with sentences():
         good = policy_command.summary(file)
         if at is None:
-            warned = policy_command.warnings(file)
+            page_tokens = load(config).config.model.page_tokens
+            warned = policy_command.warnings(file, page_tokens)
         else:
             warned = policy_edit.warnings(desk_of(config, at), file)
         for warning in warned:

@@ -14,6 +14,7 @@ from pie.cluster.errors import ConfigError
 from pie.policies.errors import PolicyFileError
 from pie.policies.loader import PolicyText, load_policy_file, read_policy_file
 from pie.policies.policy_set import PolicySet, always, default_spec
+from pie.policies.prefix_warnings import short_prefixes
 from pie.policies.registry import PolicyKind
 from pie.policies.saying import said
 from pie.policies.schema import policy_schema
@@ -62,9 +63,11 @@ def summary(file: Path) -> str:
     return f"{file}: good; {', '.join(words)}"
 
 
-def warnings(file: Path) -> list[str]:
+def warnings(file: Path, page_tokens: int) -> list[str]:
     """Return what is no mistake of a file but likely none of what was meant, or raise as `checked` does."""
-    return [f"{file}:{warning}" for warning in checked(file).warnings]
+    policies = checked(file)
+    found = [*policies.warnings, *short_prefixes(policies, page_tokens)]
+    return [f"{file}:{one}" for one in sorted(found, key=lambda one: (one.line, one.column))]
 
 
 def in_force(file: Path | None) -> str:

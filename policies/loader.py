@@ -33,7 +33,7 @@ from pie.policies.errors import PolicyFileError, PolicyLateError, Problem
 from pie.policies.options import check_options
 from pie.policies.policy_set import PolicySet, PolicySpec, always
 from pie.policies.prefix_loader import PREFIXES, check_named, read_prefixes
-from pie.policies.prefixes import NamedPrefix, Prefixes
+from pie.policies.prefixes import NamedPrefix, Prefixes, PrefixPlace
 from pie.policies.registry import (
     ALWAYS,
     BUILTIN,
@@ -128,11 +128,12 @@ def load_policies(text: str | bytes, *, name: str, folder: Path | None = None) -
     rules: tuple[Rule, ...] = ()
     migration = always()
     prefixes: Mapping[str, NamedPrefix] = {}
+    places: dict[str, PrefixPlace] = {}
     root = parse_document(text, problems)
     halves = _mapping(root, "", "two halves, `worker` and `cluster`", problems)
     for entry in halves:
         if entry.key == PREFIXES:
-            prefixes = read_prefixes(entry.value, problems)
+            prefixes = read_prefixes(entry.value, problems, places)
     reading = _Reading(folder, UserCode(), prefixes, problems)
     for half in halves:
         if half.key == PREFIXES:
@@ -172,6 +173,7 @@ def load_policies(text: str | bytes, *, name: str, folder: Path | None = None) -
         text=text if isinstance(text, str) else text.decode("utf-8-sig"),
         folder=folder,
         prefixes=Prefixes(prefixes),
+        prefix_places=places,
         patterns=tuple(reading.patterns),
         warnings=tuple(tag_warnings(reading.patterns)),
     )

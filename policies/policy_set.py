@@ -16,7 +16,7 @@ from pie.policies.cluster_policy import ClusterPolicy
 from pie.policies.drain import Drain
 from pie.policies.errors import Problem
 from pie.policies.prefetch import Prefetch
-from pie.policies.prefixes import Prefixes
+from pie.policies.prefixes import Prefixes, PrefixPlace
 from pie.policies.registry import ALWAYS, BUILTIN, DEFAULT, PolicyClass, PolicyKind, resolve
 from pie.policies.retention import RetentionPolicy
 from pie.policies.routing import RoutingPolicy
@@ -80,6 +80,8 @@ class PolicySet:
     """Where users' modules were looked for, besides Python's own path."""
     prefixes: Prefixes = field(default_factory=lambda: Prefixes({}), compare=False)
     """The prefixes that rules may name; a worker resolves them for its model."""
+    prefix_places: Mapping[str, PrefixPlace] = field(default_factory=dict, compare=False)
+    """Where the file says what each prefix is, by name."""
     patterns: tuple[TagPattern, ...] = field(default=(), compare=False)
     """The tenants, conversations and models that its selectors go by."""
     warnings: tuple[Problem, ...] = field(default=(), compare=False)

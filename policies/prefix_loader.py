@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from pie.policies.document import Entry, Value
 from pie.policies.errors import Problem
 from pie.policies.options import check_options, marked
-from pie.policies.prefixes import PREFIX_NAME, NamedPrefix
+from pie.policies.prefixes import PREFIX_NAME, NamedPrefix, PrefixPlace
 from pie.policies.registry import did_you_mean
 from pie.policies.units import SelectsBy
 
@@ -22,8 +22,10 @@ PREFIXES = "prefixes"
 _MOST_PREFIXES = 1000
 
 
-def read_prefixes(value: Value, problems: list[Problem]) -> Mapping[str, NamedPrefix]:
-    """Return the prefixes in a mapping; adds what is wrong with them to `problems`."""
+def read_prefixes(
+    value: Value, problems: list[Problem], places: dict[str, PrefixPlace]
+) -> Mapping[str, NamedPrefix]:
+    """Return the prefixes in a mapping; adds what is wrong with them to `problems`, and where they stand to `places`."""
     if value.entries is None:
         if value.plain is not None:
             message = "must hold names of prefixes, each with `text`, `system`, `tokens` or `key`"
@@ -54,6 +56,8 @@ def read_prefixes(value: Value, problems: list[Problem]) -> Mapping[str, NamedPr
             problems.append(Problem(place.line, place.column, below, message))
         if not wrong:
             prefixes[entry.key] = NamedPrefix(**values)  # type: ignore[arg-type]
+            option = next(one for one in given if one.value.plain is not None)
+            places[entry.key] = PrefixPlace(option.line, option.column, f"{path}.{option.key}")
     return prefixes
 
 

@@ -88,6 +88,14 @@ class NamedPrefix:
         return hash((self.text, self.system, self.tokens, self.key))
 
 
+class PrefixPlace(NamedTuple):
+    """Where a policy file says what prompts begin with."""
+
+    line: int
+    column: int
+    path: str
+
+
 def parse_key(name: str, text: str) -> PageKey:
     """Return a page's key from hexadecimal digits.
 

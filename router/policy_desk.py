@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from typing import TypeVar
 
 import msgspec
@@ -20,7 +20,8 @@ from pie.index.errors import IndexStrangeError, PageIndexError
 from pie.index.orders import Orders
 from pie.index.policy_store import PolicyStore
 from pie.index.settings import IndexSettings
-from pie.policies.errors import PolicyFileError
+from pie.policies.errors import PolicyFileError, Problem
+from pie.policies.policy_set import PolicySet
 from pie.policies.tag_warnings import unknown_tenants
 from pie.policies.versions import PolicyVersions
 from pie.router.api.policies import (
@@ -51,6 +52,7 @@ class PolicyDesk:
     Args:
         policies: This router's: a text that it cannot take on is not applied.
         tenant_tags: Returns the tags of known tenants' pages; None where tenants are not known.
+        short_prefixes: Warns of named prefixes that fill no page of a model that is served.
         index_url: Redis.
         index: Key prefix and time limits.
     """
@@ -59,11 +61,13 @@ class PolicyDesk:
         self,
         policies: PolicyVersions,
         tenant_tags: Callable[[], Collection[str] | None],
+        short_prefixes: Callable[[PolicySet], Awaitable[list[Problem]]],
         index_url: str,
         index: IndexSettings | None,
     ) -> None:
         self._policies = policies
         self._tenant_tags = tenant_tags
+        self._short_prefixes = short_prefixes
         self._index_url = index_url
         self._index = index
 
@@ -106,7 +110,7 @@ class PolicyDesk:
             policies = await asyncio.to_thread(self._policies.read, 0, body.text)
         except PolicyFileError as error:
             raise invalid("\n".join(map(str, error.problems)), "text") from error
-        warnings = list(policies.warnings)
+        warnings = [*policies.warnings, *await self._short_prefixes(policies)]
         tags = self._tenant_tags()
         if tags is not None:
             warnings += unknown_tenants(policies.patterns, tags)

@@ -52,7 +52,7 @@ from pie.router.listener import BACKLOG, listener
 from pie.router.memory import AnswerMemory
 from pie.router.metrics import RouterMetrics
 from pie.router.models import ModelCatalog
-from pie.router.named_prefixes import resolve_prefixes
+from pie.router.named_prefixes import NamedPrefixes
 from pie.router.nodes import NodeSet
 from pie.router.open_files import allow_connections
 from pie.router.ordering import Ordering
@@ -186,6 +186,7 @@ class RouterService:
         self.quotas = QuotaKeeper(
             sharing.commons, sharing.allowances, lambda: access.quotas, sharing.trim
         )
+        self._named = NamedPrefixes(self._mirror.places, lambda: self._catalog.models)
         app = RouterApp(
             settings,
             catalog=self._catalog,
@@ -196,7 +197,9 @@ class RouterService:
             census=self._census,
             status=self.status,
             admin=Admin(sharing.explained, self._workers),
-            policy_desk=PolicyDesk(self._policies, self._tenant_tags, index_url, index),
+            policy_desk=PolicyDesk(
+                self._policies, self._tenant_tags, self._named.short, index_url, index
+            ),
             access=access,
             responses=sharing.responses,
             inferlets=Inferlets(settings, catalog=self._catalog, runs=self._runs, gate=self._gate),
@@ -275,9 +278,7 @@ class RouterService:
                 lambda: self._workers.links, self._mirror.places, NodeSet(secret=self._secret)
             ),
             self._policies.current,
-            resolve=lambda prefixes: resolve_prefixes(
-                prefixes, list(self._mirror.places().values()), self._catalog.models
-            ),
+            resolve=self._named.resolve,
             on_event=lambda policy, action: self.metrics.cluster_events.labels(
                 policy, action
             ).inc(),

@@ -111,19 +111,23 @@ def test_policy_check_tells_all_that_is_wrong(tmp_path: Path) -> None:
 
 def test_policy_check_warns_of_rules_that_no_page_is_meant_by(tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_text(
+        f"prefixes: {{a: {{tokens: {[7] * 31}}}, b: {{tokens: {[7] * 32}}}, c: {{text: short}}}}\n"
         "worker:\n  rules:\n    - match: {tenant: acme}\n      action: pin\n"
         "    - match: {session: '?*', model: smollm2}\n      action: keep-session\n"
     )
-    done = pie(tmp_path, "policy", "check", "p.yaml")
+    done = pie(tmp_path, "policy", "check", "p.yaml", PIE_MODEL__PAGE_TOKENS="32")
     assert done.returncode == 0
     assert done.stdout.startswith("p.yaml: good; ")
-    tenant, model = done.stderr.splitlines()
+    prefix, tenant, model = done.stderr.splitlines()
+    assert prefix == (
+        "pie: warning: p.yaml:1:16: prefixes.a.tokens: no page is meant: it is 31 tokens, and a page 32"
+    )
     assert tenant == (
-        "pie: warning: p.yaml:3:15: worker.rules[0].match.tenant: no page is meant: a tag is 16 digits of "
+        "pie: warning: p.yaml:4:15: worker.rules[0].match.tenant: no page is meant: a tag is 16 digits of "
         "0-9 and a-f, as `pie explain` shows it, and none is like 'acme'"
     )
     assert model.startswith(
-        "pie: warning: p.yaml:5:30: worker.rules[1].match.model: no page is meant"
+        "pie: warning: p.yaml:6:30: worker.rules[1].match.model: no page is meant"
     )
 
 

@@ -16,6 +16,7 @@ from pie.policies.lru import LruRetention
 from pie.policies.manager import RetentionManager
 from pie.policies.page_rows import PageRows
 from pie.policies.prefix_tree import FoundPages, PrefixPage, tree_of
+from pie.policies.prefix_warnings import short_prefixes
 from pie.policies.prefixes import LeadingPages, NamedPrefix, Prefixes
 from pie.policies.retention import PageView
 
@@ -204,3 +205,24 @@ def test_leading_pages_are_those_held_at_the_beginning_of_their_sequences() -> N
     assert found.indexes.tolist() == [0, 2]
     assert [key.tobytes() for key in found.keys] == [pages[0].key, pages[2].key]
     assert [key.tobytes() for key in found.parents] == [pages[0].parent, pages[1].key]
+
+
+def test_a_prefix_that_fills_no_page_is_warned_of_where_it_stands() -> None:
+    policies = load_policies(
+        "prefixes:\n"
+        "  short: {tokens: [1, 2, 3]}\n"
+        "  one: {tokens: [1]}\n"
+        "  page: {tokens: [1, 2, 3, 4]}\n"
+        "  text: {text: Ahoy}\n"
+        f"  key: {{key: {'ab' * 32}}}\n",
+        name="policies.yaml",
+    )
+    assert [str(one) for one in short_prefixes(policies, 4)] == [
+        "2:11: prefixes.short.tokens: no page is meant: it is 3 tokens, and a page 4",
+        "3:9: prefixes.one.tokens: no page is meant: it is 1 token, and a page 4",
+    ]
+    (text,) = short_prefixes(policies, 1, lambda prefix: prefix.tokens or [], model="smollm2")
+    assert str(text) == (
+        "5:10: prefixes.text.text: no page is meant: it is 0 tokens, and a page 1 of 'smollm2'"
+    )
+    assert not short_prefixes(policies, 1)

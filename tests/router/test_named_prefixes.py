@@ -60,6 +60,16 @@ async def test_prompts_that_begin_with_a_named_prefix_get_their_copies_and_no_ot
         await cluster.workers(router, 1)
         async with httpx.AsyncClient(base_url=router.url, timeout=60) as client:
             model = (await client.get("/v1/models")).json()["data"][0]["id"]
+            short = "prefixes: {story: {text: Once}, desk: {system: Ahoy}, key: {key: %s}}" % (
+                "ab" * 32
+            )
+            checked = await client.post("/admin/policies", json={"text": short, "check": True})
+            # A system message comes with the words of the template.
+            (said,) = checked.json()["warnings"]
+            assert said.startswith("1:20: prefixes.story.text: no page is meant: it is ")
+            assert said.endswith(f" tokens, and a page 16 of {model!r}")
+            good = await client.post("/admin/policies", json={"text": POLICIES, "check": True})
+            assert good.json()["warnings"] == []
 
             async def ask() -> None:
                 for prompt, salt in (
