@@ -21,7 +21,7 @@ from pie.policies.rules import KeepSession
 Owner: TypeAlias = tuple[str, str]
 """Tags of a tenant and of its conversation."""
 
-_MOST_LET_GO = 512
+_MOST_LET_GO = 256
 """Pages that are put among the others before victims are chosen, at most."""
 
 
@@ -81,7 +81,7 @@ class KeptSessions:
 
     def settle(self, now_s: float) -> None:
         """Let go of conversations whose time is over, some of their pages at a time."""
-        while self._sessions:
+        while self._sessions and len(self._let_go) < _MOST_LET_GO:
             owner = next(iter(self._sessions))
             if self._sessions[owner].used_s + self._action.keep > now_s:
                 break

@@ -360,7 +360,9 @@ class RetentionManager:
             self._book.settle(now_s)
             first = self._book.over_quota(bytes_needed)
         if self._users is not None:
-            choice.consider_rows(chain(first, self._builtin.first_victims()))
+            known = set(first)
+            over = (row for row in self._builtin.first_victims() if row not in known)
+            choice.consider_rows(chain(first, over))
             if choice.missing_bytes > 0:
                 self._ask(self._users, choice, now_s)
             unpinned_bytes = self._used_bytes - self._pinned_bytes
@@ -368,11 +370,7 @@ class RetentionManager:
                 self.counts.fallbacks += 1
             first = []
         if choice.missing_bytes > 0:
-            proposals = self._builtin.row_victims()
-            if first:
-                known = set(first)
-                proposals = chain(first, (row for row in proposals if row not in known))
-            choice.consider_rows(proposals)
+            choice.consider_rows(chain(first, self._builtin.row_victims(first)))
         if choice.missing_bytes > 0:
             choice.consider_last()
         self.counts.victims += len(choice.rows)

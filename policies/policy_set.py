@@ -73,7 +73,7 @@ class PolicySet:
     """Those of the file in its order, and then those of `ALWAYS` that it does not name."""
     scale: PolicySpec = field(default_factory=lambda: default_spec(PolicyKind.SCALE))
     rules: tuple[Rule, ...] = ()
-    """What comes before the retention policy, the first rule that fits a page for it."""
+    """What comes before the retention policy: the first rule that fits a page, and the first `quota` that does."""
     text: str | None = field(default=None, compare=False)
     """The file that they are from; None where there is none."""
     folder: Path | None = None

@@ -19,6 +19,7 @@ import heapq
 import math
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from itertools import filterfalse
 
 import numpy as np
 
@@ -78,6 +79,8 @@ class QueuedRetention:
         self._is_shared = False
         self.on_leaf: Callable[[Row, bool], None] | None = None
         """Told of a page that is one no more, or again; not of those that come or leave."""
+        self.on_band: Callable[[Row, Band], None] | None = None
+        """Told of a page whose band is another now; not of those that come."""
 
     # What a policy decides.
 
@@ -221,25 +224,24 @@ class QueuedRetention:
             if self.on_leaf is not None:
                 self.on_leaf(parent, True)
 
-    def row_victims(self) -> Iterator[Row]:
-        """Propose rows as `victims` proposes pages."""
+    def row_victims(self, before: Sequence[Row] = ()) -> Iterator[Row]:
+        """Propose rows as `victims` proposes pages, as if those of `before` had left already."""
         queues = self.order()
         version = self._version
-        rows, stamps = self.rows, self.stamps
-        queue_of, rank_of, bands = self.queue_of, self.rank_of, self._bands
-        children, pins = rows.children, rows.pins
+        stamps = self.stamps
         gone: dict[Row, int] = {}
-        # Pages whose children have all been proposed here, by rank and stamp.
+        passed = set(before)
+        # Pages whose children have all left so, by rank and stamp.
         bared: list[tuple[float, int, Row]] = []
+        for row in before:
+            self._leave(row, gone, bared)
+        bared = [one for one in bared if one[2] not in passed]
+        heapq.heapify(bared)
         first, last = self._bands_from + Band.FIRST, self._bands_from + Band.LAST
         for queue in (first, *queues, last, None):
-            if queue is None:
-                rank = math.inf
-            elif queue <= self._bands_from:
-                rank = rank_of[queue]
-            else:
-                rank = _RANKS[queue - self._bands_from]
-            standing = iter(()) if queue is None else self.standing(queue)
+            rank = math.inf if queue is None else self._place_of(queue)
+            in_turn = iter(()) if queue is None else self.standing(queue)
+            standing = filterfalse(passed.__contains__, in_turn)
             row = next(standing, NO_ROW)
             while True:
                 if bared and (bared[0][0] <= rank if row < 0 else bared[0] < (rank, stamps[row])):
@@ -251,13 +253,7 @@ class QueuedRetention:
                 yield victim
                 if self._version != version:
                     return
-                parent = rows.parent(victim)
-                if parent >= 0:
-                    gone[parent] = gone.get(parent, 0) + 1
-                    if gone[parent] == children[parent] and not pins[parent]:
-                        band = bands[parent]
-                        rank_there = _RANKS[band] if band else rank_of[queue_of[parent]]
-                        heapq.heappush(bared, (rank_there, stamps[parent], parent))
+                self._leave(victim, gone, bared)
                 if row < 0:
                     row = next(standing, NO_ROW)
 
@@ -307,6 +303,8 @@ class QueuedRetention:
         self._bands[row] = band
         if is_leaf:
             self._put_in(row)
+        if self.on_band is not None:
+            self.on_band(row, band)
 
     def is_leaf(self, row: Row) -> bool:
         """Say whether a page can leave: no page comes after it, and it has no pin."""
@@ -357,6 +355,21 @@ class QueuedRetention:
                 row for row in held if self._state[row] and self._stands_in(row) == queue
             ]
             assert len(heap) <= 2 * len(held) + 64
+
+    def _leave(self, row: Row, gone: dict[Row, int], bared: list[tuple[float, int, Row]]) -> None:
+        """Note that a page is as good as gone, and the one before it where that can leave then."""
+        rows = self.rows
+        parent = rows.parent(row)
+        if parent >= 0:
+            gone[parent] = gone.get(parent, 0) + 1
+            if gone[parent] == rows.children[parent] and not rows.pins[parent]:
+                rank = self._place_of(self._stands_in(parent))
+                heapq.heappush(bared, (rank, self.stamps[parent], parent))
+
+    def _place_of(self, queue: int) -> float:
+        """Return where a queue comes among those of the policy and of bands."""
+        at = queue - self._bands_from
+        return _RANKS[at] if at > 0 else self.rank_of[queue]
 
     def _make_room(self) -> None:
         """Make the columns as long as the table is."""

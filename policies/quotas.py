@@ -1,10 +1,11 @@
 """Tenants over their quota in one tier: what they give before all others.
 
-Covers how much each tenant has under each `quota` rule, and which of its pages leave while that is too much: those
-unused for longest of the ones that can leave, and each page once those after it are proposed. Does not cover
-which pages a rule is about (`pie.policies.rule_book`).
+Covers how much each tenant has under each `quota` rule, and which of its pages leave while that is too much: of the
+ones that can leave those that no rule keeps, then those that one keeps, both the one unused for longest in front, and
+each page once those after it are proposed. Does not cover which pages a rule is about (`pie.policies.rule_book`)
+or which are kept: queues tell of it as a band.
 
-A tenant's leaves stand in a heap of its own, by latest use, so that what a chain of its pages looks like does not
+A tenant's leaves stand in a heap of its own, so that what a chain of its pages looks like does not
 matter, and what is proposed costs O(log n) a page, however many tenants there are.
 """
 
@@ -17,8 +18,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pie.policies.page_rows import NO_ROW, PageRows, Row
-from pie.policies.queued import QueuedRetention
+from pie.policies.queued import Band, QueuedRetention
 from pie.policies.row_heap import RowHeap
+
+_KEPT = 1 << 62
+"""Comes before the latest use of a page that a rule keeps: after all uses."""
 
 
 @dataclass(slots=True, eq=False)
@@ -28,7 +32,7 @@ class _Account:
     name: tuple[int, str]
     most: int
     leaves: RowHeap
-    """By latest use."""
+    """In the order in which they are given."""
     used: int = 0
     pages: int = 0
 
@@ -39,7 +43,7 @@ class TenantQuotas:
     Args:
         most: Bytes that each tenant may take, by the number of the rule.
         rows: The pages.
-        queues: Tells which are leaves.
+        queues: Tells which are leaves, and which are kept.
     """
 
     def __init__(self, most: Mapping[int, int], rows: PageRows, queues: QueuedRetention) -> None:
@@ -48,7 +52,8 @@ class TenantQuotas:
         self._queues = queues
         self._accounts: dict[tuple[int, str], _Account] = {}
         self._account_of: list[_Account | None] = []
-        self._ticks = array("q")
+        self._turns = array("q")
+        """Of each page, under a quota or not: its latest use, and whether it is kept."""
         self._places = array("i")
         self._tick = 0
         """Uses so far; their order is the only clock here."""
@@ -56,37 +61,38 @@ class TenantQuotas:
         """Tenants that have too much, and a page that can leave."""
         if most:
             queues.on_leaf = self._leaf_changed
+            queues.on_band = self._band_changed
+
+    def used(self, row: Row) -> None:
+        """Learn that a page came or was used, whether it is under a quota or not."""
+        if not self._most:
+            return
+        missing = self._rows.capacity - len(self._account_of)
+        if missing > 0:
+            self._account_of.extend([None] * missing)
+            self._turns.extend([0] * missing)
+            self._places.extend([NO_ROW] * missing)
+        self._tick += 1
+        self._set_turn(row, self._tick, self._queues.band_of(row))
 
     def joined(self, row: Row, rule: int, tenant: str) -> None:
-        """Learn that a page came under a rule: it was just used, as far as this tier knows."""
-        if len(self._account_of) < self._rows.capacity:
-            missing = self._rows.capacity - len(self._account_of)
-            self._account_of.extend([None] * missing)
-            self._ticks.extend([0] * missing)
-            self._places.extend([NO_ROW] * missing)
+        """Learn that a page came under a rule."""
         name = (rule, tenant)
         account = self._accounts.get(name)
         if account is None:
             account = self._accounts[name] = _Account(
-                name, self._most[rule], RowHeap(self._ticks, self._places)
+                name, self._most[rule], RowHeap(self._turns, self._places)
             )
         self._account_of[row] = account
         account.used += self._rows.sizes[row]
         account.pages += 1
-        self._tick += 1
-        self._ticks[row] = self._tick
         if self._queues.is_leaf(row):
             account.leaves.put(row)
         self._judge(account)
 
-    def used(self, row: Row) -> None:
-        """Learn that one of the pages was used."""
-        account = self._account_of[row]
-        assert account is not None, "a page under no quota"
-        self._tick += 1
-        self._ticks[row] = self._tick
-        if self._queues.is_leaf(row):
-            account.leaves.put(row)
+    def counts(self, row: Row) -> bool:
+        """Say whether a page is under a quota."""
+        return self._owner(row) is not None
 
     def left(self, row: Row) -> None:
         """Learn that a page is about to leave the tier, or has left the rule."""
@@ -105,7 +111,7 @@ class TenantQuotas:
 
         Each tenant gives no more than brings it back to its quota, and nobody else's pages.
         """
-        rows, ticks = self._rows, self._ticks
+        rows, turns = self._rows, self._turns
         proposed: list[Row] = []
         given: dict[_Account, int] = defaultdict(int)
         gone: dict[Row, int] = defaultdict(int)
@@ -122,7 +128,7 @@ class TenantQuotas:
             mine = bared[account]
             while bytes_needed > 0 and account.used - given[account] > account.most:
                 row = account.leaves.first()
-                if mine and (row < 0 or mine[0][0] < ticks[row]):
+                if mine and (row < 0 or mine[0][0] < turns[row]):
                     row = heapq.heappop(mine)[1]
                 elif row >= 0:
                     account.leaves.drop(row)
@@ -139,7 +145,7 @@ class TenantQuotas:
                 owner = self._owner(parent)
                 if owner is None or gone[parent] < rows.children[parent] or rows.pins[parent]:
                     continue
-                heapq.heappush(bared[owner], (ticks[parent], parent))
+                heapq.heappush(bared[owner], (turns[parent], parent))
                 if owner is not account:
                     waiting.append(owner)
         for account, row in taken:
@@ -157,6 +163,8 @@ class TenantQuotas:
             leaves = [row for row in mine if self._queues.is_leaf(row)]
             assert len(leaves) == len(account.leaves)
             assert all(self._places[row] >= 0 for row in leaves)
+            for row in mine:
+                assert (self._turns[row] >= _KEPT) == (self._queues.band_of(row) is Band.LAST)
             assert (account in self._giving) == (account.used > account.most and bool(leaves))
         assert self._giving.keys() <= set(self._accounts.values())
 
@@ -169,6 +177,19 @@ class TenantQuotas:
         else:
             account.leaves.drop(row)
         self._judge(account)
+
+    def _band_changed(self, row: Row, band: Band) -> None:
+        self._set_turn(row, self._turns[row] % _KEPT, band)
+
+    def _set_turn(self, row: Row, tick: int, band: Band) -> None:
+        turn = tick + _KEPT if band is Band.LAST else tick
+        if turn == self._turns[row]:
+            return
+        self._turns[row] = turn
+        # Of its tenant's pages it may stand elsewhere now.
+        account = self._account_of[row]
+        if account is not None and self._queues.is_leaf(row):
+            account.leaves.put(row)
 
     def _owner(self, row: Row) -> _Account | None:
         """Return whose page it is; rows grow before all that has a column of them does."""

@@ -1,7 +1,7 @@
 """Retention rules at work in one tier.
 
-Covers which rule each page falls under, and times that run out: what of it bears on the order of victims
-is told to the queues as a band. Does not cover what rules may say (`pie.policies.rules`), which
+Covers which rules each page falls under, one that says how long it stays and one `quota`, and times that run
+out: what of it bears on the order of victims is told to the queues as a band. Does not cover what rules may say (`pie.policies.rules`), which
 conversations are kept (`pie.policies.kept_sessions`), what tenants over their quota give
 (`pie.policies.quotas`) or the order within a band (`pie.policies.queued`).
 """
@@ -54,7 +54,10 @@ class RuleBook:
         self._queues = queues
         self.matched = [0] * len(rules)
         """Pages that fall under each rule now."""
+        self._is_quota = [isinstance(rule.action, Quota) for rule in rules]
         self._rule_of = array("h")
+        """What says how long each page stays: no `quota`."""
+        self._quota_of = array("h")
         self._hits = array("H")
         self._stored_s = array("d")
         self._used_s = array("d")
@@ -85,10 +88,11 @@ class RuleBook:
     def stored(
         self, row: Row, page: PageView, now_s: float, past: PageHistory | None = None
     ) -> None:
-        """Find the rule of a page that is new here, though it may have a past."""
+        """Find the rules of a page that is new here, though it may have a past."""
         missing = self._rows.capacity - len(self._rule_of)
         if missing > 0:
             self._rule_of.extend([_NO_RULE] * missing)
+            self._quota_of.extend([_NO_RULE] * missing)
             self._hits.extend([0] * missing)
             self._stored_s.extend([0.0] * missing)
             self._used_s.extend([0.0] * missing)
@@ -104,7 +108,10 @@ class RuleBook:
         matching = tuple(n for n, rule in enumerate(rules) if rule.selector.matches(page, names))
         if any(rules[n].selector.hits or rules[n].selector.age_s for n in matching):
             self._candidates[row] = matching
-        self._put_under(row, self._first_of(row, matching, now_s))
+        rule, quota = self._first_of(row, matching, now_s)
+        self._quotas.used(row)
+        self._put_under(row, rule)
+        self._put_under_quota(row, quota)
         self._set_timer(row, now_s)
 
     def hit(self, row: Row, now_s: float) -> None:
@@ -116,19 +123,17 @@ class RuleBook:
     def used_above(self, row: Row, now_s: float) -> None:
         """Learn that a page was used in a faster tier lately: times begin anew."""
         self._used_s[row] = now_s
+        self._quotas.used(row)
         number = self._rule_of[row]
         if self._queues.band_of(row) is Band.FIRST:
             self._queues.set_band(row, Band.ORDER)
             self._set_timer(row, now_s)
-        if number == _NO_RULE:
-            return
-        if isinstance(self._rules[number].action, Quota):
-            self._quotas.used(row)
-        elif number in self._sessions:
+        if number in self._sessions:
             self._sessions[number].used(row, self._owners[row], now_s)
 
     def removed(self, row: Row) -> None:
         """Learn that a page has left."""
+        self._put_under_quota(row, _NO_RULE)
         self._take_from(row)
         self._candidates[row] = ()
         self._timers.drop(row)
@@ -165,36 +170,51 @@ class RuleBook:
         rows = self._rows
         matched = [0] * len(self._rules)
         for row in rows:
-            if self._rule_of[row] != _NO_RULE:
-                matched[self._rule_of[row]] += 1
+            rule, quota = self._rule_of[row], self._quota_of[row]
+            assert rule == _NO_RULE or not self._is_quota[rule]
+            assert quota == _NO_RULE or self._is_quota[quota]
+            for number in {rule, quota} - {_NO_RULE}:
+                matched[number] += 1
         assert matched == self.matched
         self._quotas.check()
+        counted = [row for row in rows if self._quota_of[row] != _NO_RULE]
+        assert counted == [row for row in rows if self._quotas.counts(row)]
         self._timers.check()
         assert sum(place >= 0 for place in self._timer_places) == len(self._timers)
         assert len(self._timers) <= len(rows)
         for sessions in self._sessions.values():
             sessions.check()
 
-    def _first_of(self, row: Row, candidates: Sequence[int], now_s: float) -> int:
-        """Return the first rule whose number of uses and age a page has reached."""
+    def _first_of(self, row: Row, candidates: Sequence[int], now_s: float) -> tuple[int, int]:
+        """Return the first rule and the first quota whose number of uses and age a page has reached."""
         hits, stored_s = self._hits[row], self._stored_s[row]
+        rule = quota = _NO_RULE
         for number in candidates:
+            is_quota = self._is_quota[number]
+            if (quota if is_quota else rule) != _NO_RULE:
+                continue
             selector = self._rules[number].selector
             # As a timer is set, so that no rounding comes between the two.
-            if selector.hits <= hits and (not selector.age_s or stored_s + selector.age_s <= now_s):
-                return number
-        return _NO_RULE
+            if selector.hits > hits or (selector.age_s and stored_s + selector.age_s > now_s):
+                continue
+            if is_quota:
+                quota = number
+            else:
+                rule = number
+        return rule, quota
 
     def _choose_anew(self, row: Row, now_s: float) -> None:
-        """Put a page under another rule where its uses or its age now say so."""
+        """Put a page under other rules where its uses or its age now say so."""
         candidates = self._candidates[row]
         if not candidates:
             return
-        first = self._first_of(row, candidates, now_s)
-        if first != self._rule_of[row]:
+        rule, quota = self._first_of(row, candidates, now_s)
+        if rule != self._rule_of[row]:
             self._take_from(row)
-            self._put_under(row, first)
+            self._put_under(row, rule)
             self._set_timer(row, now_s)
+        if quota != self._quota_of[row]:
+            self._put_under_quota(row, quota)
 
     def _runs_out_s(self, row: Row) -> float:
         """Return when a page is to leave before all others."""
@@ -227,7 +247,15 @@ class RuleBook:
                 self._queues.set_band(row, Band.LAST)
         elif isinstance(action, KeepSession):
             self._sessions[number].used(row, self._owners[row], self._used_s[row])
-        elif isinstance(action, Quota):
+
+    def _put_under_quota(self, row: Row, number: int) -> None:
+        """Let a page count under a quota, or under none, and no longer under the one it had."""
+        before, self._quota_of[row] = self._quota_of[row], number
+        if before != _NO_RULE:
+            self.matched[before] -= 1
+            self._quotas.left(row)
+        if number != _NO_RULE:
+            self.matched[number] += 1
             self._quotas.joined(row, number, self._owners[row][0])
 
     def _take_from(self, row: Row) -> None:
@@ -241,6 +269,4 @@ class RuleBook:
             self._pinned_bytes[number] -= size
         elif isinstance(action, KeepSession):
             self._sessions[number].left(row, self._owners[row])
-        elif isinstance(action, Quota):
-            self._quotas.left(row)
         self._queues.set_band(row, Band.ORDER)

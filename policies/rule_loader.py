@@ -6,7 +6,7 @@
           action: quota
           max: 2GiB
 
-Covers what a rule may say, and rules that can never match. Does not cover the rest of the file
+Covers what a rule may say, and rules that can never match: a `quota` leaves all to the other rules, and they to it. Does not cover the rest of the file
 (`pie.policies.loader`) or what rules do (`pie.policies.rules`).
 """
 
@@ -20,7 +20,7 @@ from pie.policies.options import OptionProblem, check_options
 from pie.policies.prefix_loader import check_named
 from pie.policies.prefixes import NamedPrefix
 from pie.policies.registry import did_you_mean
-from pie.policies.rules import ACTIONS, Rule, Selector, covering
+from pie.policies.rules import ACTIONS, Action, Quota, Rule, Selector, covering
 from pie.policies.tag_warnings import TagPattern, patterns_in
 
 MAX_RULES = 100
@@ -48,9 +48,9 @@ def read_rules(
         problems.append(Problem(value.line, value.column, path, message))
         return ()
     rules: list[Rule] = []
-    # Those of rules whose action is wrong too, so that all that is wrong is told at once.
-    earlier: list[Selector] = []
-    lines: list[int] = []
+    # Those of rules whose options are wrong too, so that all that is wrong is told at once.
+    earlier: dict[bool, list[tuple[Selector, int]]] = {True: [], False: []}
+    """Selectors and lines, of quotas and of others."""
     for number, item in enumerate(value.items):
         where = f"{path}[{number}]"
         if item.entries is None:
@@ -58,25 +58,33 @@ def read_rules(
             problems.append(Problem(item.line, item.column, where, message))
             continue
         entries = {entry.key: entry for entry in item.entries}
+        kind = _kind(entries.get("action"))
         match = entries.pop("match", None)
         selector = _selector(match, where, problems, prefixes)
         if match is not None:
             patterns += patterns_in(Selector, match.value.entries or [], f"{where}.match")
         rule = _rule(item, entries, selector, where, problems)
-        if selector is None:
+        if selector is None or kind is None:
             continue
-        takers = [str(lines[n]) for n in covering(earlier, selector, prefixes)]
+        alike = earlier[kind is Quota]
+        covered = covering([one for one, _ in alike], selector, prefixes)
+        takers = [str(alike[n][1]) for n in covered]
         if takers:
             who = f"rule in line {takers[0]} takes"
             if len(takers) > 1:
                 who = f"rules in lines {', '.join(takers[:-1])} and {takers[-1]} take"
             message = f"can never match: the {who} all that it is about"
             problems.append(Problem(item.line, item.column, where, message))
-        earlier.append(selector)
-        lines.append(item.line)
+        alike.append((selector, item.line))
         if rule is not None:
             rules.append(rule)
     return tuple(rules)
+
+
+def _kind(action: Entry | None) -> type[Action] | None:
+    """Return the action that is named; None where there is no such one."""
+    name = None if action is None else action.value.plain
+    return ACTIONS.get(name) if isinstance(name, str) else None
 
 
 def _rule(

@@ -196,7 +196,7 @@ class Ttl:
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """A tenant whose pages take too much of a tier gives before all others.
+    """A tenant whose pages take too much of a tier gives before all others, kept pages after its other ones.
 
     Args:
         max: Bytes that the pages of each tenant may take of one tier.
@@ -238,7 +238,10 @@ ACTIONS: Mapping[str, type[Action]] = {
     "keep-session": KeepSession,
     "persist-prefix": PersistPrefix,
 }
-"""What a rule can say, by name."""
+"""What a rule can say, by name.
+
+A page falls under the first `quota` that fits it, and under the first that fits it of all other rules.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -215,6 +215,35 @@ def test_a_rule_is_never_reached_also_where_the_earlier_one_is_wrong_itself() ->
     )
 
 
+@pytest.mark.parametrize(
+    ("rules", "never"),
+    [
+        ("{action: keep-session}, {action: quota, max: 1GiB}", []),
+        ("{action: quota, max: 1GiB}, {match: {tenant: ab}, action: pin}", []),
+        ("{action: quota, max: 1GiB}, {action: ttl, after: 1h}, {action: pin}", [2]),
+        (
+            (
+                "{match: {tenant: '*'}, action: quota, max: 1}, {match: {session: '?*'}, action: pin}, "
+                "{match: {tenant: ab, session: '8*'}, action: quota, max: 2}, "
+                "{match: {session: '8*'}, action: keep-session}"
+            ),
+            [2, 3],
+        ),
+        ("{action: quota, max: -1}, {action: quota, max: 1}", [1]),
+        ("{action: quta, max: 1}, {action: quota, max: 1}", []),
+    ],
+)
+def test_quotas_take_pages_from_quotas_and_other_rules_from_others(
+    rules: str, never: list[int]
+) -> None:
+    try:
+        load_policies(f"worker: {{rules: [{rules}]}}", name="p")
+        told: list[str] = []
+    except PolicyFileError as error:
+        told = [one.path for one in error.problems if "can never match" in one.message]
+    assert told == [f"worker.rules[{number}]" for number in never]
+
+
 def test_a_policy_speaks_of_its_options_also_where_another_is_unknown() -> None:
     first, second = problems("cluster: {routing: {policy: cost, miss_weight: -1, foo: 2}}")
     assert first.endswith("miss_weight: input should be greater than or equal to 0, not -1")

@@ -347,6 +347,7 @@ class RulesAgainstAModel(RuleBasedStateMachine):
             (Selector(tenant="d", age=6.0), Ttl(after=2.0)),
             (Selector(session="?*", hits=1), KeepSession(keep=5.0, max=3)),
             (Selector(session="?*"), KeepSession(keep=9.0, max=6)),
+            (Selector(tenant="[a-e]", hits=1), Quota(max=5)),
         )
         policy = AdaptiveRetention() if is_adaptive else LruRetention()
         self.manager = ruled(*rules, policy=policy)
