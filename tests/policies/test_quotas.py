@@ -232,7 +232,7 @@ class QuotasAgainstAModel(RuleBasedStateMachine):
     @initialize(is_adaptive=st.booleans())
     def begin(self, is_adaptive: bool) -> None:
         self.is_adaptive = is_adaptive
-        self.rules = (
+        self.ruling = (
             Rule(Selector(tenant="c", hits=2), "pin", Pin()),
             Rule(Selector(tenant="a", hits=1), "quota", Quota(4)),
             Rule(Selector(session="?*"), "keep-session", KeepSession(keep=5.0)),
@@ -241,7 +241,7 @@ class QuotasAgainstAModel(RuleBasedStateMachine):
             Rule(Selector(tenant="?"), "quota", Quota(_MOST)),
         )
         policy = AdaptiveRetention() if is_adaptive else LruRetention()
-        self.manager = RetentionManager(Ruled(policy, self.rules))
+        self.manager = RetentionManager(Ruled(policy, self.ruling))
 
     @rule(
         at=st.integers(0, 24),
@@ -374,7 +374,7 @@ class QuotasAgainstAModel(RuleBasedStateMachine):
         return {1: 4, 3: 3, 5: _MOST}[quota[0]]
 
     def matched(self) -> list[int]:
-        under = [0] * len(self.rules)
+        under = [0] * len(self.ruling)
         for at in self.pages:
             rule_of, quota = self.rule_of(at), self.quota_of(at)
             if rule_of is not None:
