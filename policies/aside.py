@@ -3,10 +3,12 @@
 Covers handing it events, waiting for its proposals no longer than a deadline, and what is said
 where it does not answer. Does not cover what is done instead (`pie.policies.manager`).
 
-Events are handed over in order and are not waited for. A policy that has not answered by the
-deadline is not waited for again until it has: one that hangs costs one deadline, however often it
-is asked. A late answer is thrown away, because the pages have changed meanwhile. One that has not
-come back in `ENDS_S` is ended, where that is possible, and not asked again.
+Events are handed over in order and are not waited for. Proposals are taken some at a time, as many
+as are needed and few more: a policy that would propose all its pages does no work for most of
+them. All of them have one deadline together. A policy that has not answered by then is not waited
+for again until it has: one that hangs costs one deadline, however often it is asked. A late answer
+is thrown away, because the pages have changed meanwhile. One that has not come back in `ENDS_S` is
+ended, where that is possible, and not asked again.
 """
 
 from __future__ import annotations
@@ -16,23 +18,19 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator
 
 from pie.page.events import Part
 from pie.page.key import PageKey
 from pie.policies.ending import ENDS_S, Endable
 from pie.policies.errors import PolicyStalledError
+from pie.policies.proposals import Proposal, Proposals, sizes
 from pie.policies.retention import PageView, RetentionPolicy
 
 DEADLINE_S = 0.001
 """What a step may lose to one question."""
 MOST_WAITING = 100_000
 """Events that wait for a policy; one that is further behind is given up for good."""
-_MORE_PROPOSALS = 1_000
-"""Proposals taken beyond the pages that are held: a policy may propose without end."""
-
-Proposals = list[tuple[PageKey, Part]]
 
 
 class AsidePolicy:
@@ -62,7 +60,7 @@ class AsidePolicy:
     def stored(self, page: PageView, now_s: float) -> None:
         """Hand on that `page` is held."""
         policy = self.policy
-        self._desk.tell(lambda: policy.stored(page, now_s), held=1)
+        self._desk.tell(lambda: policy.stored(page, now_s))
 
     def hit(self, key: PageKey, part: Part, now_s: float) -> None:
         """Hand on that a page was used."""
@@ -72,19 +70,41 @@ class AsidePolicy:
     def removed(self, key: PageKey, part: Part) -> None:
         """Hand on that a page has left."""
         policy = self.policy
-        self._desk.tell(lambda: policy.removed(key, part), held=-1)
+        self._desk.tell(lambda: policy.removed(key, part))
 
-    def victims(self, bytes_needed: int, now_s: float) -> Iterable[tuple[PageKey, Part]]:
-        """Return what the policy proposes.
+    def victims(self, bytes_needed: int, now_s: float) -> Iterable[Proposal]:
+        """Return what the policy proposes, without end where it proposes so.
 
         Raises:
-            PolicyStalledError: It has not answered in time, now or to an earlier question.
+            PolicyStalledError: It has not answered in time, now or to an earlier question. While the
+                answer is read, too.
             BaseException: What the policy raised, here or at an event since the last question.
         """
         policy = self.policy
-        return self._desk.ask(
-            lambda most: list(islice(policy.victims(bytes_needed, now_s), most)), self._deadline_s
-        )
+        proposals = Proposals(lambda: policy.victims(bytes_needed, now_s))
+        some = sizes()
+        first, left_s = self._take(proposals, next(some), self._deadline_s)
+        return self._taken(proposals, first, some, left_s)
+
+    def _take(self, proposals: Proposals, most: int, left_s: float) -> tuple[list[Proposal], float]:
+        """Return some proposals, and what is left of the time."""
+        began_s = time.monotonic()
+        question = functools.partial(proposals.take, most)
+        taken = self._desk.ask(question, proposals.close, left_s, self._deadline_s)
+        return taken, left_s - (time.monotonic() - began_s)
+
+    def _taken(
+        self, proposals: Proposals, taken: list[Proposal], some: Iterator[int], left_s: float
+    ) -> Iterator[Proposal]:
+        try:
+            yield from taken
+            while not proposals.are_over:
+                taken, left_s = self._take(proposals, next(some), left_s)
+                yield from taken
+        finally:
+            # What a policy does where its answer is not read to the end is its own thread's too.
+            if not proposals.are_over:
+                self._desk.tell(proposals.close)
 
 
 class _Desk:
@@ -98,12 +118,11 @@ class _Desk:
         """Since when the policy is about one event or question."""
         self._lock = threading.Condition()
         self._waiting: deque[Callable[[], None]] = deque()
-        self._question: Callable[[int], Proposals] | None = None
+        self._question: Callable[[], list[Proposal]] | None = None
         self._is_busy = False
         """Whether a question has been put and not answered."""
-        self._answer: Proposals | None = None
+        self._answer: list[Proposal] | None = None
         self._error: BaseException | None = None
-        self._held = 0
         self._given_up = ""
         """Why it is not asked again; empty where it is."""
         self._has_ended = False
@@ -111,9 +130,8 @@ class _Desk:
         """Whether a thread looks now and then whether the policy has come back."""
         self._unwatch = threading.Event()
 
-    def tell(self, event: Callable[[], None], *, held: int = 0) -> None:
+    def tell(self, event: Callable[[], None]) -> None:
         with self._lock:
-            self._held += held
             if self._given_up:
                 return
             if len(self._waiting) >= MOST_WAITING:
@@ -126,7 +144,21 @@ class _Desk:
             if len(self._waiting) == 1:
                 self._lock.notify_all()
 
-    def ask(self, question: Callable[[int], Proposals], limit_s: float) -> Proposals:
+    def ask(
+        self,
+        question: Callable[[], list[Proposal]],
+        close: Callable[[], None],
+        limit_s: float,
+        deadline_s: float,
+    ) -> list[Proposal]:
+        """Return an answer.
+
+        Args:
+            question: What to ask.
+            close: Done after it where there is no answer.
+            limit_s: How long to wait.
+            deadline_s: How long this question and those that it goes on from may take.
+        """
         with self._lock:
             if self._given_up:
                 raise PolicyStalledError(f"{self._name} {self._given_up} and is not asked again")
@@ -137,15 +169,17 @@ class _Desk:
             self._lock.notify_all()
             answered = self._lock.wait_for(lambda: not self._is_busy, limit_s)
             error, self._error = self._error, None
+            answer = self._taken()
+            if error is None and answered and answer is not None:
+                return answer
+            # A question that has not begun does not, for nobody waits for it.
+            self.tell(close)
             if error is not None:
                 raise error
-            answer = self._taken()
-            if not answered or answer is None:
-                self._watch()
-                raise PolicyStalledError(f"{self._name} has not answered in {limit_s * 1e3:g} ms")
-            return answer
+            self._watch()
+            raise PolicyStalledError(f"{self._name} has not answered in {deadline_s * 1e3:g} ms")
 
-    def _taken(self) -> Proposals | None:
+    def _taken(self) -> list[Proposal] | None:
         return self._answer
 
     def _watch(self) -> None:
@@ -166,7 +200,7 @@ class _Desk:
                 if began_s is None and not self._is_busy:
                     self._is_watched = False
                     return
-            # What began late, after events that took a while, has its whole time; one that was ended and goes on
+            # What began late, after others that took a while, has its whole time; one that was ended and goes on
             # is ended again.
             left_s = 0.0 if began_s is None else began_s + self._ends_s - time.monotonic()
             wait_s = left_s if left_s > 0.0 else self._ends_s
@@ -198,18 +232,18 @@ class _Desk:
                 if self._has_ended or self._given_up:
                     return
                 event = self._waiting.popleft() if self._waiting else None
-                question, most = self._question, self._held + _MORE_PROPOSALS
+                question = self._question
                 if event is None:
                     self._question = None
                 self._began_s = time.monotonic()
-            answer: Proposals | None = None
+            answer: list[Proposal] | None = None
             error: BaseException | None = None
             # On a thread of its own nothing that a policy raises is a signal's.
             try:
                 if event is not None:
                     self._endable.run(event)
                 elif question is not None:
-                    answer = self._endable.run(functools.partial(question, most))
+                    answer = self._endable.run(question)
             except BaseException as raised:  # noqa: BLE001
                 error = raised
             with self._lock:

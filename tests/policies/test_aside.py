@@ -70,6 +70,64 @@ def test_it_answers_from_another_thread_after_all_events(policy: Newest) -> None
     assert manager.counts.failures == manager.counts.fallbacks == 0
 
 
+class Counted(Newest):
+    """Proposes for as long as anybody reads, and notes how many and where it ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.proposed = 0
+        self.ended_in: list[str] = []
+
+    def victims(self, bytes_needed: int, now_s: float) -> Iterator[tuple[PageKey, Part]]:
+        try:
+            for page in reversed(self.held):
+                self.proposed += 1
+                yield page
+        finally:
+            self.ended_in.append(threading.current_thread().name)
+
+
+def test_few_more_proposals_are_taken_than_needed_and_the_rest_is_broken_off_in_its_thread() -> (
+    None
+):
+    policy = Counted()
+    manager = RetentionManager(AsidePolicy(policy, deadline_s=LONG_S))
+    for at in range(2_000):
+        manager.stored(view(at), 0.0)
+    assert numbers(manager.victims(3, 0.0)) == [1999, 1998, 1997]
+    assert policy.proposed <= 256
+    # One that takes several turns, and one that takes all there is.
+    assert numbers(manager.victims(1_000, 0.0)) == list(range(1999, 999, -1))
+    assert policy.proposed <= 256 + 256 + 512 + 1_024
+    assert len(manager.victims(5_000, 0.0)) == 2_000
+    assert policy.ended_in == ["pie-policy"] * 3
+    assert manager.counts.failures == manager.counts.fallbacks == 0
+
+
+class Slowing(Newest):
+    """Proposes one turn's pages at once, and no more until it is let go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go_on = threading.Event()
+
+    def victims(self, bytes_needed: int, now_s: float) -> Iterator[tuple[PageKey, Part]]:
+        for count, page in enumerate(reversed(self.held)):
+            if count == 256:
+                self.go_on.wait()
+            yield page
+
+
+def test_all_turns_have_one_deadline_and_what_came_in_time_counts() -> None:
+    policy = Slowing()
+    manager = RetentionManager(AsidePolicy(policy, deadline_s=1.0))
+    for at in range(400):
+        manager.stored(view(at), 0.0)
+    assert numbers(manager.victims(258, 0.0)) == [*range(399, 143, -1), 0, 1]
+    assert manager.counts.failures == manager.counts.fallbacks == 1
+    policy.go_on.set()
+
+
 def test_one_that_hangs_is_waited_for_once_and_lru_answers(
     policy: Newest, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -99,7 +157,7 @@ def test_it_is_asked_again_once_it_has_answered(policy: Newest) -> None:
     def ask() -> None:
         while not answered.is_set():
             try:
-                if numbers(one.victims(1, 0.0))[0] == 1:
+                if number(next(iter(one.victims(1, 0.0)))) == 1:
                     answered.set()
             except PolicyStalledError:
                 continue

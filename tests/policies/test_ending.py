@@ -102,9 +102,14 @@ class LoopsAfterEvents(Loops):
         time.sleep(0.3)
 
 
-def test_a_question_that_begins_late_and_is_never_answered_ends_too() -> None:
-    one, thread = aside_of(LoopsAfterEvents("victims"), ends_s=0.5)
+def test_a_question_that_nobody_waits_for_any_more_is_not_begun() -> None:
+    policy = LoopsAfterEvents("victims")
+    one, thread = aside_of(policy, ends_s=0.5)
     one.stored(view(1), 0.0)
+    assert "has not answered in 1 ms" in ask(one)
+    until(lambda: not one._desk._is_busy)
+    assert not policy.began.is_set()
+    # The next one is, and ended.
     assert "has not answered in 1 ms" in ask(one)
     thread.join(LONG_S)
     assert not thread.is_alive()

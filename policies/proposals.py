@@ -1,0 +1,59 @@
+"""What a user's policy proposes, taken some at a time.
+
+Covers beginning, going on and breaking off. Does not cover by when it must have answered
+(`pie.policies.aside`, `pie.simulator.watch`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+
+from pie.page.events import Part
+from pie.page.key import PageKey
+
+Proposal = tuple[PageKey, Part]
+
+_FIRST = 256
+"""So many are taken at first: most questions are about fewer pages, and a policy makes so many in 0.1 ms."""
+_MOST = 8_192
+
+
+def sizes() -> Iterator[int]:
+    """Yield how many proposals are taken at each time."""
+    most = _FIRST
+    while True:
+        yield most
+        most = min(2 * most, _MOST)
+
+
+class Proposals:
+    """One answer of a policy. Its methods run the policy's code.
+
+    Args:
+        ask: Asks the policy.
+    """
+
+    def __init__(self, ask: Callable[[], Iterable[Proposal]]) -> None:
+        self._ask = ask
+        self._found: Iterator[Proposal] | None = None
+        self.are_over = False
+        """Whether there are no more."""
+
+    def take(self, most: int) -> list[Proposal]:
+        """Return the next proposals, fewer than `most` where there are no more; none once closed."""
+        if self.are_over:
+            return []
+        if self._found is None:
+            self._found = iter(self._ask())
+        taken = list(islice(self._found, most))
+        self.are_over = len(taken) < most
+        return taken
+
+    def close(self) -> None:
+        """Take no more: a generator ends where it stands."""
+        close = getattr(self._found, "close", None)
+        self.are_over = True
+        self._found = None
+        if close is not None:
+            close()
