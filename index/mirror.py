@@ -10,6 +10,7 @@ import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from types import MappingProxyType
 
 from pie.index.contract import IndexMode, PlaceRecord
 from pie.index.lanes import Lane, Lanes
@@ -54,6 +55,47 @@ class _Place:
     """The latest event that the lane has."""
 
 
+class _Up(dict[PlaceId, _Place]):
+    """The places that are up, and what of them is looked at for every prompt: made anew after a change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._records: Mapping[PlaceId, PlaceRecord] | None = None
+        self._sparse: Mapping[PlaceId, Lane] | None = None
+
+    def __setitem__(self, place: PlaceId, up: _Place) -> None:
+        self.changed()
+        super().__setitem__(place, up)
+
+    def __delitem__(self, place: PlaceId) -> None:
+        self.changed()
+        super().__delitem__(place)
+
+    def changed(self) -> None:
+        """Learn that a record or a lane is another one."""
+        self._records = self._sparse = None
+
+    def records(self) -> Mapping[PlaceId, PlaceRecord]:
+        """Return the places' records; what was returned before stays as it was."""
+        if self._records is None:
+            self._records = MappingProxyType({place: up.record for place, up in self.items()})
+        return self._records
+
+    def sparse(self) -> Mapping[PlaceId, Lane]:
+        """Return those that have states alone."""
+        if self._sparse is None:
+            self._sparse = {
+                place: up.lane for place, up in self.items() if up.record.has_states_alone
+            }
+        return self._sparse
+
+    def check(self) -> None:
+        """Assert that what is kept is of now."""
+        before = self.records(), self.sparse()
+        self.changed()
+        assert before == (self.records(), self.sparse())
+
+
 class Mirror:
     """Who holds which page, as far as known; an `IndexReader`. Not thread-safe, does no I/O."""
 
@@ -63,11 +105,11 @@ class Mirror:
     def __init__(self) -> None:
         self.mode = IndexMode.OK
         self._lanes = Lanes()
-        self._up: dict[PlaceId, _Place] = {}
+        self._up = _Up()
 
     def places(self) -> Mapping[PlaceId, PlaceRecord]:
-        """Return the places that are up."""
-        return {place: up.record for place, up in self._up.items()}
+        """Return the places that are up; nobody changes that."""
+        return self._up.records()
 
     def matches(self, keys: Sequence[PageKey]) -> Mapping[PlaceId, MaskRun]:
         """Return, for every place that holds `keys[0]`, the masks of its leading run.
@@ -77,7 +119,7 @@ class Mirror:
         `MaskRun.segments` gives the same compressed, `[(mask, pages), ...]`, which is far cheaper to
         walk than one mask at a time.
         """
-        sparse = {place: up.lane for place, up in self._up.items() if up.record.has_states_alone}
+        sparse = self._up.sparse()
         found = self._leading(keys)
         if sparse:
             found = {place: run for place, run in found.items() if place not in sparse}
@@ -134,6 +176,7 @@ class Mirror:
                 return False
             if record.epoch == up.record.epoch:
                 up.record = record
+                self._up.changed()
                 return True
             self._lanes.close(up.lane)
         self._up[record.place] = _Place(record, self._lanes.open(), seq)
@@ -162,7 +205,10 @@ class Mirror:
             return Applied.UNKNOWN
         if event.epoch < up.record.epoch:
             return Applied.OLD
-        return _apply(self._lanes, up, event)
+        applied = _apply(self._lanes, up, event)
+        if not isinstance(event, PageStored | PageRemoved):
+            self._up.changed()
+        return applied
 
     def epoch(self, place: PlaceId) -> Epoch | None:
         """Return the epoch in which a place is up."""
@@ -186,6 +232,7 @@ class Mirror:
     def check(self) -> None:
         """Assert that the mirror agrees with itself; slow, for tests."""
         self._lanes.check()
+        self._up.check()
         lanes = [up.lane for up in self._up.values()]
         assert len(set(lanes)) == len(lanes)
         assert all(place == up.record.place for place, up in self._up.items())
@@ -221,9 +268,7 @@ class Mirror:
 class PlaceLoad:
     """A place that is being read anew. Ends with `commit` or `discard`, both at most once."""
 
-    def __init__(
-        self, up: dict[PlaceId, _Place], lanes: Lanes, record: PlaceRecord, seq: int
-    ) -> None:
+    def __init__(self, up: _Up, lanes: Lanes, record: PlaceRecord, seq: int) -> None:
         self._up = up
         self._lanes = lanes
         self._place = _Place(record, lanes.open(), seq)

@@ -6,11 +6,13 @@ so (`pie.pool.rebalance`).
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Iterator
 from typing import Annotated
 
 from pydantic import Field
 
+from pie.page.events import PlaceId
 from pie.policies.cluster_policy import (
     ClusterView,
     LetGo,
@@ -68,17 +70,34 @@ class Rebalance:
         for session in view.sessions:
             if session.session in self._moved:
                 yield from self._followed(session, view)
+        at: dict[PlaceId, list[SessionView]] = {}
+        for session in view.sessions:
+            at.setdefault(session.place, []).append(session)
         for source, target, reason in self._pairs(view):
-            yield from self._move(source, target, reason, view)
+            yield from self._move(source, target, reason, at.get(source.place, ()), view.now_s)
 
     def _pairs(self, view: ClusterView) -> Iterator[tuple[PlaceView, PlaceView, str]]:
         """Yield each worker that has too much, with the one that should have some of it, and why."""
-        for source in view.workers():
-            others = [one for one in view.workers(source.model_root) if one is not source]
-            if not others:
+        workers = view.workers()
+        by_root: dict[bytes, list[PlaceView]] = {}
+        for one in workers:
+            by_root.setdefault(one.model_root, []).append(one)
+        # The second one for who is the first one itself: to look through all for each would be quadratic.
+        calmest = {
+            root: heapq.nsmallest(2, some, key=lambda one: (one.waiting, one.filled))
+            for root, some in by_root.items()
+        }
+        emptiest = {
+            root: heapq.nsmallest(2, some, key=lambda one: (one.filled, one.waiting))
+            for root, some in by_root.items()
+        }
+        for source in workers:
+            root = source.model_root
+            if len(by_root[root]) < 2:
                 continue
-            calm = min(others, key=lambda one: (one.waiting, one.filled))
-            empty = min(others, key=lambda one: (one.filled, one.waiting))
+            calm, empty = (
+                next(one for one in best[root] if one is not source) for best in (calmest, emptiest)
+            )
             if source.waiting - calm.waiting >= self._waiting:
                 reason = f"{source.waiting} requests wait at {source.place}, {calm.waiting} there"
                 yield source, calm, reason
@@ -87,13 +106,17 @@ class Rebalance:
                 yield source, empty, reason
 
     def _move(
-        self, source: PlaceView, target: PlaceView, reason: str, view: ClusterView
+        self,
+        source: PlaceView,
+        target: PlaceView,
+        reason: str,
+        there: Iterable[SessionView],
+        now_s: float,
     ) -> Iterator[Order]:
         idle = [
             one
-            for one in view.sessions
-            if one.place == source.place
-            and one.idle_s >= self._idle_s
+            for one in there
+            if one.idle_s >= self._idle_s
             and one.held.get(source.place, 0) > one.shared
             and one.session not in self._moved
         ]
@@ -104,7 +127,7 @@ class Rebalance:
             if self._left < min(size, self._rate):
                 return
             self._left -= size
-            self._moved[session.session] = view.now_s
+            self._moved[session.session] = now_s
             yield MoveSession(session.session, target.place, reason)
 
     def _followed(self, session: SessionView, view: ClusterView) -> Iterator[Order]:

@@ -11,7 +11,7 @@ import bisect
 import logging
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Generic, TypeVar
 
@@ -40,6 +40,7 @@ log = logging.getLogger("pie.router.choice")
 _Segments = Sequence[tuple[PartMask, int]]
 _NEAREST = ((Tier.HOST, "host"), (Tier.DISK, "disk"))
 _DEVICE = 1 << Tier.DEVICE
+_NOTHING: Mapping[str, int] = MappingProxyType({})
 _HOT_REQUESTS = 8
 """A page that so many requests share at this moment is hot."""
 _MOST_REASON = 300
@@ -242,15 +243,29 @@ def _hot_pages(keys: Sequence[PageKey], links: Sequence[WorkerBooks]) -> int:
     )
 
 
-class Runs:
-    """Who holds the pages of one prompt."""
+def pool_nodes(places: Mapping[PlaceId, PlaceRecord]) -> Collection[PlaceId]:
+    """Return which places are pool nodes."""
+    return {place for place, record in places.items() if record.kind is PlaceKind.POOL}
 
-    def __init__(self, index: IndexReader, keys: Sequence[PageKey]) -> None:
+
+class Runs:
+    """Who holds the pages of one prompt.
+
+    Args:
+        index: Who has which page.
+        keys: The prompt's pages.
+        nodes: The pool nodes that are up; looked for where None.
+    """
+
+    def __init__(
+        self,
+        index: IndexReader,
+        keys: Sequence[PageKey],
+        nodes: Collection[PlaceId] | None = None,
+    ) -> None:
         self.keys = keys
         self._index = index
-        self._pool_nodes = {
-            place for place, record in index.places().items() if record.kind is PlaceKind.POOL
-        }
+        self._pool_nodes = pool_nodes(index.places()) if nodes is None else nodes
         self._runs = index.matches(keys) if keys else {}
         self._pooled: dict[int, _Segments] = {}
         self._making: list[tuple[WorkerBooks, int]] = []
@@ -280,9 +295,18 @@ class Runs:
         """Return what a worker could wait for."""
         return for_worker(place, self._coming) if self._coming else None
 
-    def held_by(self, record: PlaceRecord) -> int:
-        """Return how many leading pages a worker has itself, in any tier."""
-        return held_pages(_segments(self._runs.get(record.place, ())), (), record).pages
+    def at_workers(self) -> dict[PlaceId, int]:
+        """Return how many leading pages each worker has itself that has any, in any tier."""
+        records = self._index.places()
+        found = {}
+        # Of a thousand workers few have any of it.
+        for place, run in self._runs.items():
+            record = records.get(place)
+            if record is None or record.kind is not PlaceKind.WORKER or not record.parts:
+                continue
+            if pages := held_pages(_segments(run), (), record).pages:
+                found[place] = pages
+        return found
 
     def pooled(self) -> int:
         """Return how many leading pages pool nodes have together."""
@@ -333,14 +357,18 @@ def view(
         device_tokens=min(held.device_pages * page_tokens, prompt_tokens),
         loads=MappingProxyType(
             {tier: pages * page_tokens for tier, pages in held.load_pages.items()}
-        ),
+        )
+        if held.load_pages
+        else _NOTHING,
         queued_tokens=link.queued_tokens,
         waiting=link.waiting,
         running=link.decoding,
         prefill_tokens_per_s=rates.prefill_tokens_per_s(link.rates),
         load_tokens_per_s=MappingProxyType(
             {tier: rates.load_tokens_per_s(link.rates, tier) for tier in tiers}
-        ),
+        )
+        if tiers
+        else _NOTHING,
         decode_step_ms=link.decode_step_ms,
         free_share=link.free_share,
         has_session=has_session,
@@ -351,6 +379,8 @@ def view(
 
 def held_pages(own: _Segments, pool: _Segments, record: PlaceRecord) -> Held:
     """Return how many leading pages a worker could use that holds `own` and may load from `pool`."""
+    if not own and not pool:
+        return Held(0, {})
     parts = tuple(Part(part) for part in record.parts)
     merged = list(_merge(own, pool))
     main = Part.FULL if Part.FULL in parts else parts[0]

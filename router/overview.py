@@ -7,7 +7,7 @@ policies (`pie.router.conductor`, and in simulation `pie.simulator.conductor`).
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from typing import Protocol
@@ -22,7 +22,7 @@ from pie.policies.prefixes import NO_PREFIXES, Prefixes
 from pie.policies.routing import divisible
 from pie.policies.steps import at_once
 from pie.router.books import WorkerBooks
-from pie.router.choice import Runs
+from pie.router.choice import Runs, pool_nodes
 from pie.router.conversations import Conversation, Conversations
 from pie.router.demand import GROUP_PAGES, Demand
 from pie.router.elsewhere import Elsewhere, seen
@@ -33,7 +33,8 @@ _SHOWN_GROUPS = 256
 """Groups that a policy is shown, beside those with more copies."""
 _HOLDERS_SHOWN = 32
 """Groups of which a policy is shown who has them: those used most."""
-_SHOWN_SESSIONS = 128
+SHOWN_SESSIONS = 1_024
+"""Conversations that a policy is shown: the latest ones of this router, and of what others tell (`index.router_views`)."""
 _GROUPS_AT_ONCE = 512
 """Groups that are gone through before others may have their turn: half a millisecond."""
 
@@ -115,6 +116,7 @@ class Overview:
     ) -> Generator[None, None, ClusterView]:
         """Look at the cluster, and yield wherever others may have their turn."""
         records = list(self._index.places().values())
+        pool = pool_nodes(self._index.places())
         nodes = [one for one in records if one.kind is PlaceKind.POOL and not one.draining]
         least = max((one.copies for one in nodes), default=1)
         uses, hottest = yield from self._uses(table, now_s)
@@ -127,8 +129,8 @@ class Overview:
                 groups[at] = replace(group, prefixes=self._prefixes_of(group.group, prefixes))
                 yield
         groups.sort(key=lambda one: -one.uses_per_s)
-        groups[:_HOLDERS_SHOWN] = yield from self._with_workers(groups[:_HOLDERS_SHOWN])
-        sessions = yield from self._sessions(now_s)
+        groups[:_HOLDERS_SHOWN] = yield from self._with_workers(groups[:_HOLDERS_SHOWN], pool)
+        sessions = yield from self._sessions(now_s, pool)
         books = self._books()
         rates = FleetRates(one.rates for one in books.values())
         places = []
@@ -157,15 +159,7 @@ class Overview:
     def held(self, pages: Sequence[PageKey]) -> HeldPages:
         """Do as `pie.policies.order_checks.Holders` says."""
         runs = Runs(self._index, pages)
-        return HeldPages(self._at_workers(runs), runs.pooled())
-
-    def _at_workers(self, runs: Runs) -> dict[PlaceId, int]:
-        found = {
-            place: runs.held_by(record)
-            for place, record in self._index.places().items()
-            if record.kind is PlaceKind.WORKER and record.parts
-        }
-        return {place: count for place, count in found.items() if count}
+        return HeldPages(runs.at_workers(), runs.pooled())
 
     def _prefixes_of(self, group: PageKey, prefixes: Prefixes) -> frozenset[str]:
         """Return the named prefixes that a group belongs to, whichever tenant's it is."""
@@ -191,10 +185,12 @@ class Overview:
             holder.session_tag,
         )
 
-    def _with_workers(self, groups: Sequence[GroupView]) -> Generator[None, None, list[GroupView]]:
+    def _with_workers(
+        self, groups: Sequence[GroupView], pool: Collection[PlaceId]
+    ) -> Generator[None, None, list[GroupView]]:
         found = []
         for one in groups:
-            held = self._at_workers(Runs(self._index, one.chain)) if one.chain else {}
+            held = Runs(self._index, one.chain, pool).at_workers() if one.chain else {}
             workers = [place for place, pages in held.items() if pages >= len(one.chain)]
             found.append(replace(one, workers=workers))
             yield
@@ -224,24 +220,27 @@ class Overview:
             else books.queued_tokens / divisible(rates.prefill_tokens_per_s(books.rates)),
         )
 
-    def _sessions(self, now_s: float) -> Generator[None, None, list[SessionView]]:
+    def _sessions(
+        self, now_s: float, pool: Collection[PlaceId]
+    ) -> Generator[None, None, list[SessionView]]:
         found = []
-        own = self.conversations.latest(_SHOWN_SESSIONS)
-        shown = yield from self.elsewhere.with_own(own, _SHOWN_SESSIONS)
+        own = self.conversations.latest(SHOWN_SESSIONS)
+        shown = yield from self.elsewhere.with_own(own, SHOWN_SESSIONS)
         for one in shown:
             self.elsewhere.note(one, now_s)
             yield
         for one in shown:
-            found.append(self._session(one, now_s))
+            found.append(self._session(one, now_s, pool))
             yield
         return found
 
-    def _session(self, one: Conversation, now_s: float) -> SessionView:
-        runs = Runs(self._index, one.keys)
+    def _session(self, one: Conversation, now_s: float, pool: Collection[PlaceId]) -> SessionView:
+        runs = Runs(self._index, one.keys, pool)
+        records = self._index.places()
         held = {
-            place: runs.held_by(record)
-            for place, record in self._index.places().items()
-            if record.kind is PlaceKind.WORKER and record.model_root == one.root
+            place: count
+            for place, count in runs.at_workers().items()
+            if records[place].model_root == one.root
         }
         return SessionView(
             one.tag,
@@ -250,7 +249,7 @@ class Overview:
             now_s - one.moved_at_s,
             0.0 if one.running else max(0.0, now_s - one.used_s),
             one.keys,
-            {place: count for place, count in held.items() if count},
+            held,
             runs.pooled(),
             max(self.conversations.shared_pages(one), self.elsewhere.shared_pages(one)),
             one.root or b"",

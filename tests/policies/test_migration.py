@@ -373,6 +373,51 @@ def test_idle_conversations_leave_a_worker_where_many_wait() -> None:
     assert said(Rebalance(waiting=5).decide(view(session(), places=places))) == []
 
 
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 100), st.integers(0, 9), st.sampled_from([ROOT, b"other"])),
+        max_size=8,
+    )
+)
+def test_each_worker_that_has_too_much_gives_to_the_one_of_its_model_that_has_least(
+    loads: list[tuple[int, int, bytes]],
+) -> None:
+    places = [
+        worker(PlaceId(f"w{at}"), pages=pages, waiting=waiting, model_root=root)
+        for at, (pages, waiting, root) in enumerate(loads)
+    ]
+    sessions = [session(f"s{one.place}", one.place, held={one.place: 1}) for one in places]
+    shown = view(*sessions, places=places or (worker(A),))
+    expected: dict[str, PlaceId] = {}
+    for one in places:
+        others = [other for other in shown.workers(one.model_root) if other is not one]
+        if not others:
+            continue
+        calm = min(others, key=lambda other: (other.waiting, other.filled))
+        empty = min(others, key=lambda other: (other.filled, other.waiting))
+        if one.waiting - calm.waiting >= 4:
+            expected[f"s{one.place}"] = calm.place
+        elif one.filled >= 0.9 and one.filled - empty.filled >= 0.25:
+            expected[f"s{one.place}"] = empty.place
+    orders = Rebalance(rate=1 << 40).decide(shown)
+    moved = [one for one in orders if isinstance(one, MoveSession)]
+    assert {one.session: one.place for one in moved} == expected
+
+
+def test_workers_are_sorted_once_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    plain = ClusterView.workers
+
+    def workers(self: ClusterView, model_root: bytes | None = None) -> list[PlaceView]:
+        asked.append(model_root)
+        return plain(self, model_root)
+
+    monkeypatch.setattr(ClusterView, "workers", workers)
+    places = [worker(PlaceId(f"w{at}"), pages=95) for at in range(50)]
+    assert said(Rebalance().decide(view(session(), places=places))) == []
+    assert asked == [None]
+
+
 @given(st.lists(st.integers(1, 10), min_size=1, max_size=30), st.integers(1, 8))
 def test_rebalance_keeps_to_its_rate(sizes: list[int], megabytes: int) -> None:
     places = [worker(A, pages=95), worker(B, pages=20)]

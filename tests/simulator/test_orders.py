@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -21,6 +21,7 @@ from pie.policies.cluster_policy import (
     SetCopies,
     StorePages,
 )
+from pie.router import choice
 from pie.router.prefix import Prefix
 from pie.simulator.cluster import ClusterSpec, SimulatedCluster
 from pie.simulator.cost_model import CostModel
@@ -244,6 +245,25 @@ def test_what_nobody_does_here_is_told() -> None:
         "x: not simulated: prefetch: pages of the next 3 requests in a queue are not brought near"
     ]
     assert told(pooled(), 0) == told(spec(), 3) == []
+
+
+def test_a_round_looks_at_workers_that_have_a_conversations_pages_and_at_no_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked: list[object] = []
+    plain = choice.held_pages
+
+    def held_pages(own: Any, pool: Any, record: Any) -> Any:
+        looked.append(record.place)
+        return plain(own, pool, record)
+
+    policies = "cluster: {routing: round-robin, migration: [rebalance]}"
+    simulated = cluster(spec(workers=40), policies)
+    # More of them than what others tell a router.
+    simulated.run_open([ask(at / 50, (at + 1, 9), session=f"s{at}") for at in range(300)])
+    monkeypatch.setattr(choice, "held_pages", held_pages)
+    simulated.conductor.round(simulated.clock.now_s() + 1.0)
+    assert len(looked) == 300, "one of forty workers has each"
 
 
 def test_a_conversation_that_was_moved_goes_on_at_the_other_worker() -> None:
