@@ -280,7 +280,7 @@ async def test_what_many_routers_see_is_gone_through_with_turns_for_others() -> 
             [SeenGroup(key, float(router * 256 + at)) for at, key in enumerate(keys(router))],
             [
                 SeenSession(f"{router}-{at}", A, (), at, False, None, 0.0, 0, ROOT)
-                for at in range(8)
+                for at in range(40)
             ],
         )
         for router in range(32)
