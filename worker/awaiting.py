@@ -10,7 +10,6 @@ One look asks for all of them, and for the last page of each alone: pages come t
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from array import array
@@ -20,6 +19,7 @@ from typing import Final
 
 import msgspec
 
+from pie.index.tasks import end
 from pie.page.key import PageKey, page_keys, tenant_root
 from pie.page.lookup import LookupStatus
 from pie.pool.placement import group_keys
@@ -83,6 +83,7 @@ class Awaiting:
         self._looking: asyncio.Task[None] | None = None
         self._paused_until_s = 0.0
         self._pause_s = _PAUSE_S
+        self._closed = False
 
     def __len__(self) -> int:
         """Return how many requests wait."""
@@ -119,7 +120,7 @@ class Awaiting:
         layout = names.layout
         pages = min(request.await_pages, len(tokens) // layout.page_tokens)
         paused = time.monotonic() < self._paused_until_s
-        if pages < 1 or paused or len(self._waiting) >= self._limit:
+        if pages < 1 or paused or self._closed or len(self._waiting) >= self._limit:
             return True
         root = tenant_root(names.model_root, salt=request.salt)
         keys = page_keys(root, tokens[: pages * layout.page_tokens], layout.page_tokens)
@@ -170,12 +171,11 @@ class Awaiting:
         }
 
     async def close(self) -> None:
-        """Let all go, and ask the pool no more."""
+        """Let all go, and ask the pool no more; waits some seconds for that at most."""
+        self._closed = True
         self.cancel_all()
         if self._looking is not None:
-            self._looking.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._looking
+            await end([self._looking])
 
     def _pause(self) -> None:
         """Let nobody begin to wait for a while; requests that give up together count as one."""
@@ -194,7 +194,7 @@ class Awaiting:
         pages = self._pages
         assert pages is not None
         try:
-            while self._waiting:
+            while self._waiting and not self._closed:
                 began_s = time.monotonic()
                 await self._ask(list(self._waiting), pages.pool)
                 await asyncio.sleep(max(0.0, began_s + _LOOK_EVERY_S - time.monotonic()))

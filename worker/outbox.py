@@ -11,10 +11,10 @@ waits is taken for gone.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Iterable
 
+from pie.index.tasks import end
 from pie.page.events import Epoch
 from pie.wire.errors import PeerGone, WireError
 from pie.wire.messages import Load, PositionLogprobs, Refused, StepTokens, TokenDelta
@@ -69,7 +69,8 @@ class Outbox:
         self._wake = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._closed = False
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="pie-outbox")
 
     @property
     def is_full(self) -> bool:
@@ -100,13 +101,13 @@ class Outbox:
 
     def stop(self) -> None:
         """Send no more; what is unsent is dropped."""
+        self._closed = True
         self._task.cancel()
 
     async def close(self) -> None:
-        """Stop, and wait until nothing runs any more."""
+        """Stop, and wait until nothing runs any more, some seconds at most."""
         self.stop()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        await end([self._task])
 
     def _notify(self) -> None:
         self._empty.clear()
@@ -114,12 +115,12 @@ class Outbox:
 
     async def _run(self) -> None:
         try:
-            while True:
+            while not self._closed:
                 await self._wake.wait()
                 self._wake.clear()
-                while self._refused:
+                while self._refused and not self._closed:
                     await self._peer.send(self._refused.pop(0))
-                while self._load is not None:
+                while self._load is not None and not self._closed:
                     # What comes while this waits for credit is merged into the next.
                     await self._peer.send(self._next_message(self._load))
                 if not self._wake.is_set():

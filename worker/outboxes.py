@@ -67,8 +67,7 @@ class Outboxes:
         """Send no more."""
         outboxes = list(self._outboxes.values())
         self._outboxes.clear()
-        for outbox in outboxes:
-            await outbox.close()
+        await asyncio.gather(*(outbox.close() for outbox in outboxes))
 
     def _gone(self, owner: bytes) -> None:
         outbox = self._outboxes.pop(owner, None)

@@ -1,15 +1,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from array import array
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
-from pie.page.events import Epoch
+from pie.page.events import Epoch, Part
+from pie.page.lookup import LookupStatus
 from pie.wire.errors import PeerGone, WireTimeout
 from pie.wire.messages import (
     CachedTokens,
     FinishReason,
+    Generate,
     Load,
     Message,
     PositionLogprobs,
@@ -21,7 +27,12 @@ from pie.wire.messages import (
     TokenLogprob,
 )
 from pie.wire.peer import Peer
+from pie.worker.awaiting import Awaiting
+from pie.worker.intake import Intake
 from pie.worker.outbox import Outbox, merge
+from pie.worker.outboxes import Outboxes
+from pie.worker.page_copies import PageNames
+from pie.worker.page_pool import PagePool
 
 LOAD = Load(1, 0, 0, 5, 9, 100.0, 2.0)
 BUSIER = Load(2, 0, 0, 4, 9, 100.0, 2.0)
@@ -36,6 +47,10 @@ class FakePeer:
         self.credit = asyncio.Semaphore(0)
         self.error: Exception | None = None
         self.ended: str | None = None
+        self.id = b""
+
+    def on_gone(self, told: Callable[[], object]) -> None:
+        """It never goes."""
 
     @property
     def has_credit(self) -> bool:
@@ -188,3 +203,60 @@ async def test_a_router_that_went_is_forgotten_quietly(peer: FakePeer) -> None:
     await asyncio.wait_for(outbox.sent(), 1)
     assert peer.ended is None
     await outbox.close()
+
+
+class DeafPeer(FakePeer):
+    """Loses a cancellation, as libraries do now and then, and still waits."""
+
+    async def send(self, message: Message) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await super().send(message)
+        await super().send(message)
+
+
+async def test_closing_ends_where_cancellations_are_lost() -> None:
+    outboxes = Outboxes(Epoch(3), 10, lambda _: None)
+    peers = [DeafPeer() for _ in range(3)]
+    for at, peer in enumerate(peers):
+        peer.id = bytes([at])
+        outboxes.open(cast(Peer, peer))
+        outbox = outboxes.of(peer.id)
+        assert outbox is not None
+        outbox.put([delta("a", 1)], LOAD)
+    await settle()
+    async with asyncio.timeout(20):
+        await outboxes.close()
+    assert not any(peer.sent for peer in peers)
+
+
+class DeafPool:
+    """Loses a cancellation, and does not answer after it either."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+
+    async def lookup(self, *_: object, **__: object) -> list[LookupStatus]:
+        self.asked.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        await asyncio.sleep(60)
+        return []
+
+
+async def test_nobody_waits_for_pages_once_it_closes_whatever_the_pool_does() -> None:
+    awaiting, pool = Awaiting(9), DeafPool()
+    layout = SimpleNamespace(page_tokens=4, attention_parts=(Part.FULL,))
+    names = SimpleNamespace(layout=layout, model_root=bytes(32))
+    intake = SimpleNamespace(tokens=lambda *_: array("I", range(8)))
+    awaiting.attach(cast(PagePool, pool), cast(PageNames, names), cast(Intake, intake))
+    request = cast(
+        Generate,
+        SimpleNamespace(request_id="r", await_pages=2, await_s=60.0, salt=None, deadline_s=None),
+    )
+    waiting = asyncio.create_task(awaiting.wait(b"o", request, ()))
+    async with asyncio.timeout(20):
+        await pool.asked.wait()
+        await awaiting.close()
+        assert await waiting is None
+        assert await awaiting.wait(b"o", request, ()) is request
+    assert len(awaiting) == 0
