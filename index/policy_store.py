@@ -22,7 +22,7 @@ import msgspec
 import redis
 
 from pie.index.client import make_client, translated
-from pie.index.errors import IndexStrangeError
+from pie.index.errors import IndexStrangeError, IndexUnavailableError
 from pie.index.settings import IndexSettings
 
 _MOST_VERSIONS = 100
@@ -161,23 +161,33 @@ class PolicyStore:
         self._keys = PolicyKeys(settings.key_prefix)
 
     def apply(self, text: str | None, note: str) -> int:
-        """Make a text the version in force, and return its number."""
+        """Make a text the version in force, and return its number.
+
+        Where Redis goes away in between nobody knows whether it is, and the error says so.
+        """
         version = PolicyVersion(text, round(time.time(), 3), note)
         raw = msgspec.json.encode(version)
         self.current()  # What is no number is told better here than by the script.
-        with translated():
-            number = self._client.eval(
-                _APPLY,
-                4,
-                self._keys.count,
-                self._keys.versions,
-                self._keys.refused,
-                self._keys.heads,
-                raw,
-                head_of(raw),
-                str(_MOST_VERSIONS),
-                str(_MOST_BYTES),
-            )
+        try:
+            with translated():
+                number = self._client.eval(
+                    _APPLY,
+                    4,
+                    self._keys.count,
+                    self._keys.versions,
+                    self._keys.refused,
+                    self._keys.heads,
+                    raw,
+                    head_of(raw),
+                    str(_MOST_VERSIONS),
+                    str(_MOST_BYTES),
+                )
+        except IndexUnavailableError as error:
+            if isinstance(error.__cause__, redis.ResponseError):
+                raise  # Redis has answered that it is not.
+            raise IndexUnavailableError(
+                f"{error}; whether the version is in force is not known: `pie policy history` says"
+            ) from error
         return int(cast(int, number))
 
     def refuse(self, file: str, problems: Sequence[str]) -> None:

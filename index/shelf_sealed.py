@@ -16,10 +16,18 @@ from pie.page.cipher import Encrypted, KeyRing
 from pie.page.errors import BadPage
 
 _PURPOSE: Final = "pie 2026-11 index: values that routers share"
+_NAME: Final = "pie 2026-11 index: name of a shelf"
+_TAG_BYTES: Final = 4
 _HEADER: Final = b"pie/shelf/1"
 _NONCE_BYTES: Final = 12
 _SEAL_BYTES: Final = _NONCE_BYTES + 16
 """A sealed value is longer by nonce and tag."""
+
+
+def sealed_name(name: str, secret: bytes) -> str:
+    """Return what a shelf is called in Redis, so that clusters of other secrets have others there."""
+    tag = blake3(secret, derive_key_context=_NAME).digest(_TAG_BYTES)
+    return f"{name}-{tag.hex()}"
 
 
 class SealedShelf:

@@ -208,7 +208,7 @@ class Conductor:
         decision = await in_turns(manager.disposing(asked, view, before, self._overview))
         if manager is not self._manager or self._is_late(led_s):
             return
-        if not await self._set(table, decision.table, now_s):
+        if not await self._set(table, decision.table, now_s) or self._is_late(led_s):
             return
         manager.keep(decision)
         self._note(decision.events)

@@ -14,7 +14,7 @@ from pie.index.commons import Commons
 from pie.index.settings import IndexSettings
 from pie.index.shelf import MemoryShelf, Shelf, ShelfLimits
 from pie.index.shelf_redis import RedisShelf
-from pie.index.shelf_sealed import SealedShelf
+from pie.index.shelf_sealed import SealedShelf, sealed_name
 from pie.router.allowances import DividedAllowances
 from pie.router.explain import ExplainStore
 from pie.router.responding import ResponseStore
@@ -80,6 +80,6 @@ class Sharing:
     def _shelf(self, name: str, limits: ShelfLimits) -> Shelf | None:
         if self._secret is None or not limits.most:
             return None
-        shelf = RedisShelf(self.commons, name, limits)
+        shelf = RedisShelf(self.commons, sealed_name(name, self._secret), limits)
         self._shelves.append(shelf)
         return SealedShelf(shelf, name, self._secret)

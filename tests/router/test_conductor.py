@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import psutil
 import pytest
 
 from pie.index.lease import Lease
@@ -18,7 +21,7 @@ from pie.index.orders import CopiesTable, LoggedEvent, Orders
 from pie.index.server import EmbeddedServer
 from pie.index.settings import IndexSettings
 from pie.page.key import PageKey
-from pie.policies.cluster_manager import ClusterEvent, ClusterManager
+from pie.policies.cluster_manager import ClusterEvent, ClusterManager, Decision
 from pie.policies.cluster_policy import ClusterView, Order, SetCopies, Wanted
 from pie.policies.policy_set import PolicySet
 from pie.policies.prefixes import NO_PREFIXES, Prefixes
@@ -138,6 +141,64 @@ async def test_a_round_in_which_another_router_set_copies_comes_to_nothing(
         await until(lambda: orders.table().by_key().get(GROUP) == 3)
         await until(lambda: conductor._manager.failures == [1])
     assert orders.table().seq > 7
+
+
+async def test_a_router_that_stood_still_while_it_set_copies_sends_no_orders(
+    index_settings: IndexSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    overview = Paused()
+    async with conducting(index_settings, overview, SetCopies(GROUP, 3, "hot")) as conductor:
+        set_table = conductor._orders.set_table
+
+        def slowly(table: CopiesTable, before: CopiesTable) -> bool:
+            clock.stood_s = 3.0
+            return set_table(table, before)
+
+        conductor._orders.set_table = slowly  # type: ignore[method-assign]
+        carried: list[Decision] = []
+
+        async def carry_out(decision: Decision, now_s: float) -> None:
+            carried.append(decision)
+
+        conductor._carry_out = carry_out  # type: ignore[method-assign]
+        await until(lambda: overview.looks == 1)
+        overview.go_on.set()
+        await until(lambda: overview.looks == 2)
+        assert carried == []
+
+
+async def test_a_router_frozen_past_its_lease_orders_nothing_after_it(
+    index_settings: IndexSettings, orders: Orders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # However busy this process is, the other one finds that it leads.
+    monkeypatch.setattr(module, "_LEASE_S", 60.0)
+    command = [sys.executable, "-m", "tests.router.freezing_leader"]
+    frozen = await asyncio.create_subprocess_exec(
+        *command, index_settings.model_dump_json(), stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        # It stops itself in the middle of its second round, in which it would lower what its first one raised.
+        await until(lambda: psutil.Process(frozen.pid).status() == psutil.STATUS_STOPPED, 60)
+        assert orders.table().by_key() == {GROUP: 3}
+        overview = Paused()
+        async with conducting(index_settings, overview, SetCopies(GROUP, 4, "hot")) as conductor:
+            overview.go_on.set()
+            await until(lambda: orders.table().by_key() == {GROUP: 4}, 60)
+            assert conductor.leads
+            frozen.send_signal(signal.SIGCONT)
+            assert frozen.stdout is not None
+            async with asyncio.timeout(60):
+                assert await frozen.stdout.readline() == b"follows\n"
+            assert conductor.leads
+            assert orders.table().by_key() == {GROUP: 4}
+            await until(lambda: len(orders.events(10)) == 2)
+            told = [(event.policy, event.action, event.copies) for event in orders.events(10)]
+            assert told == [("says", "raise", 4), ("frozen", "raise", 3)]
+    finally:
+        frozen.kill()
+        await frozen.wait()
 
 
 class Deaf(Paused):

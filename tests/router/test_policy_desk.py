@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 import redis
 
-from pie.index.policy_store import PolicyKeys
+from pie.cluster.errors import NotRunningError
+from pie.cluster.policy_edit import Desk
+from pie.index.policy_store import PolicyKeys, PolicyStore
+from pie.index.server import EmbeddedServer
+from pie.index.settings import IndexSettings
 from pie.policies import user_code
 from pie.policies.policy_set import PolicySet
 from pie.policies.routing_plain import RoundRobinRouting
 from pie.router.key_file import KeyFile, write_key_file
 from tests.policies.bad_files import BAD_FILES, write_modules
 from tests.router.conftest import Cluster, until
+from tests.support.redis_server import own_redis_server
+
+__all__ = ["own_redis_server"]
 
 GOOD = "cluster: {routing: round-robin}"
 
@@ -172,3 +182,57 @@ async def test_a_module_that_is_imported_for_long_holds_up_nobody_and_changes_no
         monkeypatch.setattr(user_code, "LIMIT_S", 60.0)
         body = {"text": "cluster: {routing: 'imported_long:Long'}"}
         assert (await client.post("/admin/policies", json=body)).json()["version"] == 1
+
+
+async def test_while_redis_stands_still_a_version_is_applied_or_not_and_a_sentence_says_what_is_known(
+    tmp_path: Path,
+    chat_folder: Path,
+    own_redis_server: EmbeddedServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = own_redis_server
+    index = IndexSettings(url=server.url, key_prefix="p", request_timeout_s=0.5, poll_s=0.05)
+    cluster = Cluster(tmp_path, chat_folder, index)
+    current = PolicyStore.current
+
+    def stand_still(*_: Any) -> None:
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGSTOP)
+
+    def asked_at_last(store: PolicyStore) -> int:
+        number = current(store)
+        stand_still()
+        return number
+
+    try:
+        desk = Desk((await cluster.router(0)).url, "")
+        for at, known in enumerate((True, False)):
+            if known:
+                stand_still()
+            else:
+                monkeypatch.setattr(PolicyStore, "current", asked_at_last)
+            with pytest.raises(NotRunningError, match="The index does not answer") as refused:
+                await asyncio.to_thread(desk.apply, GOOD, "a test")
+            assert ("is not known" in str(refused.value)) is not known
+            assert "\n" not in str(refused.value)
+            monkeypatch.setattr(PolicyStore, "current", current)
+            assert server.pid is not None
+            os.kill(server.pid, signal.SIGCONT)
+            # What Redis was told before it stood still, it does afterwards.
+            async with asyncio.timeout(30):
+                while not await asyncio.to_thread(answers, desk):  # noqa: ASYNC110 - Redis tells nobody
+                    await asyncio.sleep(0.05)
+            assert len((await asyncio.to_thread(desk.report)).versions) == at
+    finally:
+        if server.pid is not None:
+            os.kill(server.pid, signal.SIGCONT)
+        await cluster.close()
+
+
+def answers(desk: Desk) -> bool:
+    """Return whether a router has an answer from Redis."""
+    try:
+        desk.report()
+    except NotRunningError:
+        return False
+    return True

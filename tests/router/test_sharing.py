@@ -8,6 +8,7 @@ import pytest
 
 from pie.index.client import make_client
 from pie.index.settings import IndexSettings
+from pie.index.shelf_sealed import sealed_name
 from pie.router.allowances import QuotaKeeper
 from pie.router.responding import Kept
 from pie.router.settings import RouterSettings
@@ -34,7 +35,8 @@ async def test_old_responses_leave_redis_though_nobody_puts_more(
     keeper.start()
     client: Any
     with make_client(index_settings.url, index_settings) as client:
-        kept = f"{index_settings.key_prefix}:{{shelf:responses}}:values"
+        name = sealed_name("responses", bytes(32))
+        kept = f"{index_settings.key_prefix}:{{shelf:{name}}}:values"
         await sharing.responses.put("", "r", Kept(b"{}", b"[]", "r"))
         assert client.hlen(kept) == 1
 

@@ -211,6 +211,35 @@ async def test_another_tenants_response_is_none_at_any_router(sharing: Cluster, 
     assert again == response
 
 
+async def test_a_cluster_of_another_secret_has_shelves_of_its_own(
+    sharing: Cluster, http: httpx.AsyncClient
+) -> None:
+    sharing.mock("w0")
+    ours = await sharing.router(1)
+    response = await sharing.openai(ours).responses.create(model="mock", input=SAID)
+    told = await told_of(http, ours, response.id)
+    # Also what the same cluster is after its secret was changed.
+    sharing.secret = bytes(reversed(range(32)))
+    theirs = await sharing.router(1)
+    client = sharing.openai(theirs)
+    for ask in (
+        client.responses.retrieve(response.id),
+        client.responses.delete(response.id),
+        client.responses.create(model="mock", input="And?", previous_response_id=response.id),
+    ):
+        with pytest.raises(openai.NotFoundError):
+            await ask
+    assert (await http.get(f"{theirs.url}/admin/requests/{response.id}")).status_code == 404
+    listed = (await http.get(f"{theirs.url}/admin/requests")).json()["requests"]
+    assert listed == []
+    other = await client.responses.create(model="mock", input=SAID)
+    assert (await told_of(http, theirs, other.id))["request_id"] in other.id
+    with pytest.raises(openai.NotFoundError):
+        await sharing.openai(ours).responses.retrieve(other.id)
+    assert await sharing.openai(ours).responses.retrieve(response.id) == response
+    assert await told_of(http, ours, response.id) == told
+
+
 async def test_redis_never_sees_what_was_said(sharing: Cluster, http: httpx.AsyncClient) -> None:
     sharing.mock("w0")
     router = await sharing.router(1)
