@@ -25,8 +25,8 @@ MOST_CHAINS = 32
 MOST_SESSIONS = 128
 MOST_CHAIN_PAGES = 1_024
 MOST_SESSION_PAGES = 2_048
-MOST_MOVES = 256
-"""Of moves so many of the latest are kept."""
+MOST_MOVES = 1_024
+"""Of moves so many of the latest are kept: those of one round."""
 MOST_ROUTERS = 256
 
 

@@ -7,10 +7,10 @@ or how many copies several policies want together (`pie.policies.wishes`).
 What a policy cannot break: no group has fewer copies than the configuration says (so no last copy goes) or
 more than there are nodes; no more than `MOST_RAISED` groups have more copies than that, and no more than
 `MOST_AT_ONCE` groups change at a time. How many workers a model should have is a hint, which starts and
-stops nobody. Pages move `BYTES_PER_S` at most, in `MOST_ORDERS` orders a round of `MOST_PAGES` pages each; a
-place lets go of what the pool has, and of the last copy only for a policy that says so. An order that was
-given is not given again within `AGAIN_S`. Who has pages is looked up for no order that is refused without,
-and for `MOST_IN_VAIN` that are refused after: the rest of them come first in the next rounds.
+stops nobody. Pages move within the limits of `pie.policies.order_limits`; a place lets go of what the pool has,
+and of the last copy only for a policy that says so. An order that was given is not given again for a while. Who
+has pages is looked up for no order that is refused without, and for `MOST_IN_VAIN` that are refused after: the
+rest of them come first in the next rounds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ from pie.policies.cluster_policy import (
 )
 from pie.policies.containing import is_own, told
 from pie.policies.order_checks import (
-    MOST_PAGES,
     Holders,
     PageOrder,
     bad_copies,
@@ -46,20 +45,19 @@ from pie.policies.order_checks import (
     bad_pages,
     looked_up,
 )
-from pie.policies.remembered import BYTES_PER_S, Remembered
-from pie.policies.steps import at_once
+from pie.policies.order_limits import BYTES_PER_S, MOST_MOVES, MOST_ORDERS, MOST_PAGES
+from pie.policies.remembered import Remembered
 
 log = logging.getLogger("pie.policies.cluster_manager")
 
 MOST_RAISED = 512
 """Groups with more copies than usual: every place keeps the list."""
 MOST_AT_ONCE = 32
-MOST_ORDERS = 8
 MOST_IN_VAIN = 32
 """Orders of a round that are refused for what a look at the index told: each look takes some milliseconds."""
 MOST_CHARS = 300
 """Of a reason or a name: an event is kept in Redis, and there are a thousand."""
-_MOST_PROPOSALS = 1_000
+_MOST_PROPOSALS = 4_096
 _MOST_NUMBER = (1 << 31) - 1
 _ACTIONS: Mapping[type[object], str] = {
     StorePages: "store",
@@ -145,6 +143,9 @@ class _Round:
     changed: set[tuple[int, PageKey]] = field(default_factory=set)
     refused: dict[tuple[object, ...], tuple[ClusterEvent, str, int]] = field(default_factory=dict)
     """By policy, kind of order and reason: the first event, what its order said, and how many there were."""
+    orders: int = 0
+    moves: int = 0
+    """How many orders about pages, and how many moves, were given."""
     in_vain: int = 0
     slowed: set[int] = field(default_factory=set)
     """Policies of which an order has to wait until more bytes may move, and all later ones with it."""
@@ -171,12 +172,6 @@ class ClusterManager:
     def failures(self) -> Sequence[int]:
         """How often each policy has failed."""
         return self._remembered.failures
-
-    def decide(self, view: ClusterView, table: Mapping[PageKey, int], holders: Holders) -> Decision:
-        """Ask all policies, keep what comes of it, and return that."""
-        self.inherit(table)
-        asked = [self.ask(number, self.shown(number, view)) for number in range(len(self._names))]
-        return self.dispose(asked, view, table, holders)
 
     def inherit(self, table: Mapping[PageKey, int]) -> None:
         """Learn of copies that an earlier leader ordered, or other policies than these."""
@@ -207,18 +202,6 @@ class ClusterManager:
             failures.append(f"{len(proposed) - len(good)} proposals are no orders")
         return Asked(number, good, failures)
 
-    def dispose(
-        self,
-        asked: Iterable[Asked],
-        view: ClusterView,
-        table: Mapping[PageKey, int],
-        holders: Holders,
-    ) -> Decision:
-        """Return what comes of proposals, and keep it; `table` is the one in force."""
-        decision = at_once(self.disposing(asked, view, table, holders))
-        self.keep(decision)
-        return decision
-
     def disposing(
         self,
         asked: Iterable[Asked],
@@ -226,9 +209,15 @@ class ClusterManager:
         table: Mapping[PageKey, int],
         holders: Holders,
     ) -> Generator[None, None, Decision]:
-        """Do as `dispose`, and yield after each proposal: all of them may take long.
+        """Return what comes of proposals, and yield after each: all of them may take long.
 
         Nothing of it is remembered before `keep`, so that a round that is dropped leaves no trace.
+
+        Args:
+            asked: What each policy proposed.
+            view: What the cluster looks like.
+            table: Groups with more copies than usual, as is in force.
+            holders: Who has pages.
         """
         remembered = self._remembered.copy()
         now = _Round(view, holders, Decision(dict(table), remembered))
@@ -319,38 +308,64 @@ class ClusterManager:
         decision.wanted = decision.remembered.hints.in_force()
 
     def _give(self, number: int, order: PageOrder | MoveSession, now: _Round) -> None:
-        view, decision, key = now.view, now.decision, _key(order)
-        remembered = decision.remembered
-        if key in remembered.given or (not isinstance(order, MoveSession) and not order.pages):
+        """Give an order, or refuse it; nothing where it was given just now, or is about nothing."""
+        key, size = _key(order), 0
+        if key in now.decision.remembered.given:
             return
-        refused, size = "", 0
-        if len(decision.given) >= MOST_ORDERS:
-            refused = f"{MOST_ORDERS} orders were given in this round"
-        elif isinstance(order, MoveSession):
-            refused = bad_move(order, view)
+        if isinstance(order, MoveSession):
+            refused = self._full(now.moves, MOST_MOVES, "conversations were moved")
+            refused = refused or bad_move(order, now.view)
+        elif not order.pages:
+            return
         else:
-            refused = bad_pages(order, view) or self._no_more(number, order, now)
+            refused = self._full(now.orders, MOST_ORDERS, "orders were given")
+            refused = refused or bad_pages(order, now.view) or self._no_more(number, order, now)
             if not refused:
-                refused, order, size = looked_up(order, view, now.holders)
-                now.in_vain += bool(refused)
-                if refused:
-                    remembered.in_vain.pop(key, None)
-                    remembered.in_vain[key] = view.now_s
-        if not refused and remembered.bytes_left < min(size, BYTES_PER_S):
-            now.slowed.add(number)
-            refused = _TOO_FAST
+                refused, order, size = self._looked_up(number, order, now)
         if refused:
             self._refuse(number, order, refused, now)
-            return
-        remembered.bytes_left -= size
-        remembered.given[key] = view.now_s
-        name = self._names[number]
+        else:
+            self._book(number, order, key, size, now)
+
+    def _full(self, count: int, most: int, what: str) -> str:
+        return f"{most:,} {what} in this round" if count >= most else ""
+
+    def _looked_up(self, number: int, order: PageOrder, now: _Round) -> tuple[str, PageOrder, int]:
+        """Look up who has an order's pages.
+
+        Returns:
+            Why it is refused, or nothing; what is left of it; how many bytes move.
+        """
+        remembered = now.decision.remembered
+        refused, left, size = looked_up(order, now.view, now.holders)
+        if refused:
+            now.in_vain += 1
+            remembered.in_vain.pop(_key(order), None)
+            remembered.in_vain[_key(order)] = now.view.now_s
+        elif remembered.bytes_left < min(size, BYTES_PER_S):
+            now.slowed.add(number)
+            refused = _TOO_FAST
+        return refused, left, size
+
+    def _book(
+        self,
+        number: int,
+        order: PageOrder | MoveSession,
+        key: tuple[object, ...],
+        size: int,
+        now: _Round,
+    ) -> None:
+        """Note that an order is given, and tell of it."""
+        decision, name, pages = now.decision, self._names[number], 0
+        decision.remembered.bytes_left -= size
+        decision.remembered.given[key] = now.view.now_s
         decision.given.append(Given(name, order))
-        pages = 0 if isinstance(order, MoveSession) else len(order.pages)
-        if isinstance(order, LetGo):
-            pages -= order.start
-        action = _ACTIONS[type(order)]
-        event = ClusterEvent(name, action, None, 0, order.reason, order.place, pages)
+        if isinstance(order, MoveSession):
+            now.moves += 1
+        else:
+            now.orders += 1
+            pages = len(order.pages) - (order.start if isinstance(order, LetGo) else 0)
+        event = ClusterEvent(name, _ACTIONS[type(order)], None, 0, order.reason, order.place, pages)
         decision.events.append(event)
 
     def _no_more(self, number: int, order: PageOrder, now: _Round) -> str:
@@ -408,7 +423,10 @@ def _key(order: Order) -> tuple[object, ...]:
         return ("move", order.session, order.place)
     if isinstance(order, WantWorkers):
         return ("want", order.model, order.workers)
-    return (type(order).__name__, order.place, order.pages[-1] if order.pages else b"")
+    last = order.pages[-1] if order.pages else b""
+    if isinstance(order, LetGo):
+        return ("let-go", order.place, last, order.start, order.also_last)
+    return (type(order).__name__, order.place, last)
 
 
 def _order(proposal: object) -> Order | None:

@@ -21,9 +21,8 @@ from pie.policies.cluster_policy import (
     StorePages,
     WantWorkers,
 )
+from pie.policies.order_limits import MOST_PAGES
 
-MOST_PAGES = 2_048
-"""Of one order."""
 MOST_WORKERS = 10_000
 
 PageOrder = StorePages | FetchPages | LetGo

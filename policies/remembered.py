@@ -10,10 +10,9 @@ from collections.abc import Sequence
 
 from pie.policies.cluster_policy import ClusterPolicy
 from pie.policies.hints import Hints
+from pie.policies.order_limits import AGAIN_S, BYTES_PER_S
 from pie.policies.wishes import Wishes
 
-BYTES_PER_S = 256 << 20
-AGAIN_S = 20.0
 QUIET_S = 60.0
 """How long refusals for one reason are not told again."""
 _MOST_REMEMBERED = 4_096

@@ -17,6 +17,7 @@ from pie.page.events import Part, PlaceId, PlaceKind
 from pie.policies.cluster_manager import ClusterEvent, Given
 from pie.policies.cluster_policy import FetchPages, LetGo, MoveSession, StorePages
 from pie.policies.order_checks import PageOrder
+from pie.policies.order_limits import ANSWER_S
 from pie.router.link import WorkerLink
 from pie.router.nodes import NodeSet
 from pie.wire import WireError, new_request_id
@@ -25,8 +26,7 @@ from pie.wire.place_orders import BringNear, LetGoOf, PagesMoved, StoreInPool
 
 log = logging.getLogger("pie.router.ordering")
 
-_ANSWER_S = 60.0
-"""A worker has 20 s for an order, and others may wait there before it."""
+_NODE_ANSWER_S = 60.0
 _MOST_UNDER_WAY = 32
 _MOST_TOLD = 256
 _REMOVED_AT_ONCE = 256
@@ -101,12 +101,12 @@ class Ordering:
         name, epoch, pages = new_request_id(), link.record.epoch, tuple(order.pages)
         match order:
             case StorePages():
-                return await link.order(StoreInPool(name, epoch, pages), timeout_s=_ANSWER_S)
+                return await link.order(StoreInPool(name, epoch, pages), timeout_s=ANSWER_S)
             case FetchPages():
-                return await link.order(BringNear(name, epoch, pages), timeout_s=_ANSWER_S)
+                return await link.order(BringNear(name, epoch, pages), timeout_s=ANSWER_S)
             case LetGo():
                 message = LetGoOf(name, epoch, pages, order.start, order.also_last)
-                return await link.order(message, timeout_s=_ANSWER_S)
+                return await link.order(message, timeout_s=ANSWER_S)
 
     async def _remove(self, record: PlaceRecord, order: LetGo) -> PagesMoved:
         """Let a pool node remove pages."""
@@ -117,7 +117,7 @@ class Ordering:
             # Which parts they have only their model knows: what is not there is not removed.
             named = tuple((key, int(part)) for key in some for part in Part)
             message = RemovePages(new_request_id(), record.epoch, named)
-            answer = await self._nodes.request(record, message, _ANSWER_S)
+            answer = await self._nodes.request(record, message, _NODE_ANSWER_S)
             if not isinstance(answer, ChangeResult) or len(answer.changes) != len(named):
                 raise WireError(f"it answered with {type(answer).__name__}")
             for number in range(len(some)):

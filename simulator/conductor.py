@@ -35,6 +35,7 @@ from pie.policies.prefetch import Prefetch
 from pie.policies.prefixes import NO_PREFIXES, Prefixes
 from pie.policies.rebalance import Rebalance
 from pie.policies.spill_to_pool import SpillToPool
+from pie.policies.steps import at_once
 from pie.router.overview import Overview
 from pie.simulator.page_orders import Moved, WorkerOrders
 from pie.simulator.pool import SimulatedPool
@@ -106,7 +107,11 @@ class Conductor:
             return
         view = self._overview.view_at_once(self.table, now_s, self._wanted)
         view = replace(view, prefixes=self._prefixes.by_name())
-        decision = self._manager.decide(view, self.table, self._overview)
+        manager = self._manager
+        manager.inherit(self.table)
+        asked = [manager.ask(at, manager.shown(at, view)) for at in range(len(manager.names))]
+        decision = at_once(manager.disposing(asked, view, self.table, self._overview))
+        manager.keep(decision)
         self._wanted = decision.wanted
         for event in decision.events:
             self._note(event)

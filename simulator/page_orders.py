@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pie.page.key import PageKey
 from pie.policies.cluster_policy import LetGo, StorePages
 from pie.policies.order_checks import PageOrder
+from pie.policies.order_limits import BYTES_PER_S, MOST_WAITING, ORDER_S
 from pie.pool.pace import Pace
 from pie.pool.placement import GROUP_PAGES
 from pie.simulator.clock import Clock
@@ -26,11 +27,6 @@ from pie.simulator.tier import MockTier
 from pie.worker.handing_on import in_order
 from pie.worker.load_choice import LoadTier
 from pie.worker.page_table import FrozenPage
-
-MOST_WAITING = 8
-ORDER_S = 20.0
-BYTES_PER_S = 256 << 20
-"""As `pie.worker.orders` has them."""
 
 
 @dataclass(frozen=True, slots=True)

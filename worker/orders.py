@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from pie.page.key import PageKey
 from pie.page.lookup import LookupStatus
+from pie.policies.order_limits import BYTES_PER_S, MOST_PAGES, MOST_WAITING, ORDER_S
 from pie.pool.pace import Pace
 from pie.pool.placement import GROUP_PAGES, group_keys
 from pie.pool.tier import PageId, StoredPage
@@ -37,12 +38,6 @@ from pie.worker.storing import Storing
 
 log = logging.getLogger("pie.worker.orders")
 
-MOST_PAGES = 2_048
-"""In one order."""
-_MOST_WAITING = 8
-_ORDER_S = 20.0
-"""Longest that one order takes; what is left then is left."""
-_BYTES_PER_S = 256 << 20
 _CLOSE_S = 5.0
 _LAST_S = 1.0
 """How long handing on may take beyond its time: the pages under way."""
@@ -112,7 +107,7 @@ class PageOrders:
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[tuple[int, int, int]]] = set()
         self._closed = False
-        self._pace = Pace(_BYTES_PER_S, time.monotonic())
+        self._pace = Pace(BYTES_PER_S, time.monotonic())
 
     def figures(self) -> dict[str, object]:
         """Return the fields of `WorkerStatus` that tell of orders."""
@@ -137,7 +132,7 @@ class PageOrders:
             self.counters.refused += 1
             text = f"an order is about {MOST_PAGES} pages at most, not {len(order.pages)}"
             raise RefusedError(RefusalCode.BAD_MESSAGE, text)
-        if len(self._tasks) >= _MOST_WAITING:
+        if len(self._tasks) >= MOST_WAITING:
             self.counters.refused += 1
             raise RefusedError(RefusalCode.OVERLOADED, "too many orders about pages wait", 1.0)
         task = asyncio.create_task(self._carry_out(order), name="pie-order")
@@ -162,7 +157,7 @@ class PageOrders:
 
     async def _carry_out(self, order: StoreInPool | BringNear | LetGoOf) -> tuple[int, int, int]:
         async with self._turn:
-            until_s = time.monotonic() + _ORDER_S
+            until_s = time.monotonic() + ORDER_S
             pages = list(zip(order.pages, group_keys(order.pages), strict=True))
             if isinstance(order, StoreInPool):
                 into = Stored(len(pages))
@@ -248,10 +243,15 @@ class PageOrders:
         await between(self._thread, lambda: self._lending.take_back(lent))
 
     async def _missing(self, pages: _Pages, until_s: float) -> list[tuple[PageKey, PageKey]]:
-        """Return the pages of which the pool lacks an attention part, or a snapshot where they have those alone."""
+        """Return the pages of which the pool lacks an attention part, or a snapshot where they have those alone.
+
+        Without a pool those are all.
+        """
+        if self._pool is None:
+            return list(pages)
         parts = self._layout.attention_parts or self._layout.parts
         asked = [(PageId(key, part), group) for key, group in pages for part in parts]
-        if not asked or self._pool is None:
+        if not asked:
             return []
         statuses = iter(
             await self._pool.lookup(

@@ -4,8 +4,11 @@ from collections.abc import Mapping, Sequence
 
 from pie.page.events import Part, PlaceId, Tier
 from pie.page.key import PageKey
-from pie.policies.order_checks import HeldPages
+from pie.policies.cluster_manager import ClusterManager, Decision
+from pie.policies.cluster_policy import ClusterView
+from pie.policies.order_checks import HeldPages, Holders
 from pie.policies.retention import PageView
+from pie.policies.steps import at_once
 
 
 def key(number: int) -> PageKey:
@@ -35,3 +38,14 @@ class Held:
         self.looks += 1
         workers = {place: min(count, len(pages)) for place, count in self._held.items()}
         return HeldPages(workers, min(self._pooled, len(pages)))
+
+
+def round_of(
+    manager: ClusterManager, shown: ClusterView, table: Mapping[PageKey, int], holders: Holders
+) -> Decision:
+    """Run a round as a router does, and keep what comes of it."""
+    manager.inherit(table)
+    asked = [manager.ask(at, manager.shown(at, shown)) for at in range(len(manager.names))]
+    decision = at_once(manager.disposing(asked, shown, table, holders))
+    manager.keep(decision)
+    return decision

@@ -22,7 +22,7 @@ from pie.policies.cluster_policy import (
 from pie.policies.prefixes import NamedPrefix, Prefixes
 from pie.policies.replicate import Replicate
 from pie.policies.replicate_hot import ReplicateHot
-from tests.policies.pages import Held, key
+from tests.policies.pages import Held, key, round_of
 
 
 def view(
@@ -90,7 +90,7 @@ def decided(
     *said: object, table: dict[PageKey, int] | None = None
 ) -> tuple[dict[PageKey, int], list[tuple[str, str]]]:
     manager = ClusterManager([("says", Says(*said))])
-    decision = manager.decide(view(least=2), table or {}, Held())
+    decision = round_of(manager, view(least=2), table or {}, Held())
     return decision.table, [(event.action, event.reason) for event in decision.events]
 
 
@@ -249,10 +249,10 @@ def test_replicate_means_a_prefix_by_its_name_as_rules_do() -> None:
 def test_of_several_policies_the_largest_number_of_copies_counts() -> None:
     one, other = Says(SetCopies(key(1), 2, "one")), Says(SetCopies(key(1), 3, "other"))
     manager = ClusterManager([("one", one), ("other", other)])
-    first = manager.decide(view(), {}, Held())
+    first = round_of(manager, view(), {}, Held())
     assert first.table == {key(1): 3}
     other.said = (SetCopies(key(1), 1, "no more"),)
-    second = manager.decide(view(), first.table, Held())
+    second = round_of(manager, view(), first.table, Held())
     assert second.table == {key(1): 2}
     assert [(e.policy, e.action, e.copies) for e in second.events] == [("other", "lower", 2)]
     shown = manager.shown(0, view((1, 1.0, 2))), manager.shown(1, view((1, 1.0, 2)))
@@ -261,7 +261,7 @@ def test_of_several_policies_the_largest_number_of_copies_counts() -> None:
 
 def test_copies_that_no_policy_wants_any_more_go() -> None:
     manager = ClusterManager([("fixed", FixedCopies())])
-    decision = manager.decide(view(), {key(1): 3}, Held())
+    decision = round_of(manager, view(), {key(1): 3}, Held())
     assert decision.table == {}
     assert [(e.action, e.reason) for e in decision.events] == [
         ("lower", "no policy wants 3 any more")

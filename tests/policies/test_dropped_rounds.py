@@ -25,7 +25,7 @@ from pie.policies.cluster_policy import (
 from pie.policies.replicate_hot import ReplicateHot
 from pie.policies.steps import at_once
 from pie.policies.wishes import Wishes
-from tests.policies.pages import Held, key
+from tests.policies.pages import Held, key, round_of
 
 W0, W1 = PlaceId("w0"), PlaceId("w1")
 PAGES = tuple(key(at) for at in range(4))
@@ -77,7 +77,7 @@ def test_the_next_round_comes_to_the_same(order: Order | None) -> None:
     assert first.events
     assert manager.failures == [0]
     assert dropped(manager, shown(1.0), {}) == first
-    assert manager.decide(shown(2.0), {}, HOLDERS) == first
+    assert round_of(manager, shown(2.0), {}, HOLDERS) == first
     assert manager.failures == [int(order is None)]
 
 
@@ -92,26 +92,26 @@ def test_bytes_of_orders_that_were_dropped_do_not_count() -> None:
 def test_a_number_that_was_dropped_is_ordered_anew(copies: int) -> None:
     says = Says(SetCopies(key(1), 3, "r"))
     manager = ClusterManager([("fixed", says)])
-    table = manager.decide(shown(0.0), {}, HOLDERS).table
+    table = round_of(manager, shown(0.0), {}, HOLDERS).table
     says.orders = (SetCopies(key(1), copies, "r"),)
     lost = dropped(manager, shown(1.0), table).table
     assert lost == ({} if copies == 1 else {key(1): copies})
-    assert manager.decide(shown(2.0), table, HOLDERS).table == lost
+    assert round_of(manager, shown(2.0), table, HOLDERS).table == lost
 
 
 def test_a_raise_that_was_kept_and_is_not_in_force_is_ordered_anew() -> None:
     manager = ClusterManager([("hot", ReplicateHot(uses=5.0, copies=4))])
-    table = manager.decide(shown(0.0, 6.0), {}, HOLDERS).table
+    table = round_of(manager, shown(0.0, 6.0), {}, HOLDERS).table
     assert table == {key(1): 2}
-    assert manager.decide(shown(1.0, 99.0), table, HOLDERS).table == {key(1): 4}
-    assert manager.decide(shown(2.0, 99.0), table, HOLDERS).table == {key(1): 4}
+    assert round_of(manager, shown(1.0, 99.0), table, HOLDERS).table == {key(1): 4}
+    assert round_of(manager, shown(2.0, 99.0), table, HOLDERS).table == {key(1): 4}
 
 
 def test_what_another_leader_raised_beyond_what_policies_want_is_lowered() -> None:
     says = Says(SetCopies(key(1), 2, "r"))
     manager = ClusterManager([("says", says)])
-    manager.decide(shown(0.0), {}, HOLDERS)
-    decision = manager.decide(shown(1.0), {key(1): 4}, HOLDERS)
+    round_of(manager, shown(0.0), {}, HOLDERS)
+    decision = round_of(manager, shown(1.0), {key(1): 4}, HOLDERS)
     assert decision.table == {key(1): 2}
     (event,) = decision.events
     assert (event.action, event.copies, event.reason) == ("lower", 2, "no policy wants 4 any more")

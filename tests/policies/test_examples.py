@@ -18,7 +18,7 @@ from pie.policies.manager import RetentionManager
 from pie.policies.policy_set import PolicySet
 from pie.policies.retention import PageView
 from pie.policies.routing import RequestView, WorkerView
-from tests.policies.pages import Held
+from tests.policies.pages import Held, round_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "policies"
 
@@ -96,11 +96,11 @@ def test_chosen_groups_have_their_copies_and_others_no_more() -> None:
     ).new_replication()
     manager = ClusterManager([("copies", replication)])
     view = ClusterView(3, 1, [GroupView(other, 9.0, 3)], 0.0)
-    decision = manager.decide(view, {other: 3}, Held())
+    decision = round_of(manager, view, {other: 3}, Held())
     assert decision.table == {chosen: 2}
     assert [event.action for event in decision.events] == ["raise", "lower"]
     view = ClusterView(3, 1, [GroupView(chosen, 0.0, 2)], 1.0)
-    again = manager.decide(view, decision.table, Held())
+    again = round_of(manager, view, decision.table, Held())
     assert (again.table, again.events) == (decision.table, [])
 
 
@@ -110,9 +110,8 @@ def test_spare_workers_are_wanted_beside_the_busy_ones() -> None:
         PlaceView(PlaceId(name), PlaceKind.WORKER, model=model, running=running)
         for name, model, running in (("a", "m", 2), ("b", "m", 0), ("c", "n", 0))
     ]
-    decision = ClusterManager([("spare", scale)]).decide(
-        ClusterView(0, 1, (), 0.0, places), {}, Held()
-    )
+    manager = ClusterManager([("spare", scale)])
+    decision = round_of(manager, ClusterView(0, 1, (), 0.0, places), {}, Held())
     assert {model: one.workers for model, one in decision.wanted.items()} == {"m": 2, "n": 1}
 
 

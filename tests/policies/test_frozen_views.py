@@ -24,7 +24,7 @@ from pie.policies.prefixes import NamedPages, NamedPrefix, Prefixes
 from pie.router.conversations import Conversations
 from pie.router.demand import Demand
 from pie.router.overview import Overview
-from tests.policies.pages import Held, key
+from tests.policies.pages import Held, key, round_of
 
 W0 = PlaceId("w0")
 
@@ -69,7 +69,7 @@ CHANGES: list[Callable[[Any], Any]] = [
 def test_the_others_are_heard_all_the_same(does: Callable[[Any], Any], copies: int) -> None:
     view = shown(copies)
     manager = ClusterManager([("mine", Does(does)), ("expire", Expire(1.0))])
-    decision = manager.decide(view, {key(1): 2} if copies == 2 else {}, Held({"w0": 2}, 2))
+    decision = round_of(manager, view, {key(1): 2} if copies == 2 else {}, Held({"w0": 2}, 2))
     assert manager.failures == [1, 0]
     assert [type(one.order) for one in decision.given] == [LetGo]
     assert view == shown(copies)

@@ -10,7 +10,7 @@ from pie.policies.cluster_manager import MOST_IN_VAIN, ClusterManager
 from pie.policies.cluster_policy import ClusterView, Order, PlaceView, SessionView, StorePages
 from pie.policies.order_checks import HeldPages
 from pie.policies.spill_to_pool import SpillToPool
-from tests.policies.pages import Held, key
+from tests.policies.pages import Held, key, round_of
 
 A = PlaceId("a")
 
@@ -46,14 +46,14 @@ def test_idle_conversations_beyond_what_may_move_are_not_looked_up() -> None:
         for at in range(128)
     ]
     manager, holders = ClusterManager([("spill", SpillToPool())]), Held({"a": 300})
-    first = manager.decide(view(*sessions, filled=99_000), {}, holders)
+    first = round_of(manager, view(*sessions, filled=99_000), {}, holders)
     assert (len(first.given), holders.looks) == (1, 1)
     refused = [event for event in first.events if event.action == "refuse"]
     assert len(refused) == 1, "one event tells of them all"
     assert "pages move at 256 MiB a second at most; " in refused[0].reason
     assert " more likewise (" in refused[0].reason
     # The bucket is not full again: the largest that waits is looked up, and none behind it.
-    second = manager.decide(view(*sessions, now_s=1.0, filled=99_000), {}, holders)
+    second = round_of(manager, view(*sessions, now_s=1.0, filled=99_000), {}, holders)
     assert (len(second.given), holders.looks) == (0, 2)
 
 
@@ -74,11 +74,11 @@ def test_of_many_orders_in_vain_so_many_are_looked_up_in_a_round_and_all_in_turn
     manager, holders = ClusterManager([("says", Says(*orders))]), Pooled()
     for second in range(3):
         holders.asked.clear()
-        manager.decide(view(now_s=float(second)), {}, holders)
+        round_of(manager, view(now_s=float(second)), {}, holders)
         first = second * MOST_IN_VAIN
         assert holders.asked == [key(at) for at in range(first, first + MOST_IN_VAIN)]
     holders.asked.clear()
-    manager.decide(view(now_s=3.0), {}, holders)
+    round_of(manager, view(now_s=3.0), {}, holders)
     assert holders.asked[0] == key(0)
 
 

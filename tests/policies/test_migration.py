@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from pie.page.events import PlaceId, PlaceKind
-from pie.policies.cluster_manager import MOST_ORDERS, ClusterManager, Decision
+from pie.policies.cluster_manager import ClusterManager, Decision
 from pie.policies.cluster_policy import (
     ClusterView,
     FetchPages,
@@ -26,12 +26,11 @@ from pie.policies.errors import PolicyFileError
 from pie.policies.expire import Expire
 from pie.policies.follow_session import FollowSession
 from pie.policies.loader import load_policies
-from pie.policies.order_checks import MOST_PAGES
+from pie.policies.order_limits import AGAIN_S, BYTES_PER_S, MOST_MOVES, MOST_ORDERS, MOST_PAGES
 from pie.policies.policy_set import PolicySet, WorkerMoves, always
 from pie.policies.rebalance import Rebalance
-from pie.policies.remembered import AGAIN_S, BYTES_PER_S
 from pie.policies.spill_to_pool import SpillToPool
-from tests.policies.pages import Held, key
+from tests.policies.pages import Held, key, round_of
 
 A, B, POOL = PlaceId("a"), PlaceId("b"), PlaceId("pool")
 ROOT = b"model"
@@ -93,7 +92,7 @@ def decided(
     *orders: object, holders: Held | None = None, shown: ClusterView | None = None
 ) -> Decision:
     manager = ClusterManager([("says", Says(*orders))])
-    return manager.decide(shown or view(session()), {}, holders or Held({"a": 10, "b": 0}))
+    return round_of(manager, shown or view(session()), {}, holders or Held({"a": 10, "b": 0}))
 
 
 def reasons(decision: Decision) -> list[str]:
@@ -203,11 +202,41 @@ def test_an_order_is_not_given_again_at_once_and_a_refusal_not_told_again() -> N
     manager = ClusterManager([("says", Says(StorePages(A, PAGES, "x"), StorePages(B, PAGES, "x")))])
     given, told = [], []
     for second in range(int(AGAIN_S) + 1):
-        decision = manager.decide(view(now_s=float(second)), {}, Held({"a": 10}))
+        decision = round_of(manager, view(now_s=float(second)), {}, Held({"a": 10}))
         given.append(len(decision.given))
         told.append(len(reasons(decision)))
     assert given == [1, *[0] * (int(AGAIN_S) - 1), 1]
     assert told == [1, *[0] * int(AGAIN_S)]
+
+
+def test_a_second_order_to_let_go_that_means_more_is_given_too() -> None:
+    manager = ClusterManager([("says", policy := Says())])
+    pooled = Held({"a": 10}, pooled=10)
+    for order in (
+        LetGo(A, PAGES, "x", start=5),
+        LetGo(A, PAGES, "x", start=2),
+        LetGo(A, PAGES, "x", start=2, also_last=True),
+    ):
+        policy.orders = (order,)
+        assert [one.order for one in round_of(manager, view(), {}, pooled).given] == [order]
+        assert round_of(manager, view(), {}, pooled).given == []
+
+
+def test_so_many_conversations_move_in_a_round_whatever_else_is_given() -> None:
+    sessions = [session(f"s{at}", came_from=None) for at in range(MOST_MOVES)]
+    shown = view(*sessions, places=[worker(A, draining=True), worker(B)])
+    stores = [StorePages(A, [key(100 + at)], "x") for at in range(MOST_ORDERS + 1)]
+    manager = ClusterManager(
+        [("says", Says(*stores)), ("drain", Drain(sessions=MOST_MOVES)), ("more", Drain())]
+    )
+    decision = round_of(manager, shown, {}, Held({"a": 1}))
+    given = [type(one.order) for one in decision.given]
+    assert (given.count(StorePages), given.count(MoveSession)) == (MOST_ORDERS, MOST_MOVES)
+    assert reasons(decision) == [f"{MOST_ORDERS} orders were given in this round (x)"]
+    tenth = replace(shown, sessions=[*sessions, session("one more")])
+    policy = Says(*(MoveSession(one.session, B, "x") for one in tenth.sessions))
+    decision = round_of(ClusterManager([("says", policy)]), tenth, {}, Held())
+    assert reasons(decision) == ["1,024 conversations were moved in this round (x)"]
 
 
 def test_nonsense_is_counted_and_what_is_good_beside_it_is_carried_out() -> None:
@@ -229,7 +258,7 @@ def test_one_policy_that_fails_does_not_keep_the_others_from_ordering() -> None:
             raise SystemExit(3)
 
     manager = ClusterManager([("raises", Raises()), ("says", Says(StorePages(A, PAGES, "x")))])
-    decision = manager.decide(view(), {}, Held({"a": 10}))
+    decision = round_of(manager, view(), {}, Held({"a": 10}))
     assert [(event.policy, event.action) for event in decision.events] == [
         ("raises", "fail"),
         ("says", "store"),
@@ -276,7 +305,9 @@ def test_whatever_is_ordered_no_last_copy_goes_and_the_rate_is_kept(
     places = [worker(A, page_bytes=page_bytes), worker(B, page_bytes=page_bytes)]
     for second, orders in enumerate(rounds):
         policy.orders = tuple(orders)
-        decision = manager.decide(view(session(), places=places, now_s=float(second)), {}, holders)
+        decision = round_of(
+            manager, view(session(), places=places, now_s=float(second)), {}, holders
+        )
         assert len(decision.given) <= MOST_ORDERS
         for given_order in decision.given:
             order = given_order.order

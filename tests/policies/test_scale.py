@@ -14,7 +14,7 @@ from pie.policies.cluster_policy import ClusterView, Order, PlaceView, Wanted, W
 from pie.policies.errors import PolicyFileError
 from pie.policies.hints import KEPT_S
 from pie.policies.loader import load_policies
-from tests.policies.pages import Held
+from tests.policies.pages import Held, round_of
 
 Loads = Sequence[tuple[int, float]]
 """Of each worker: how many requests wait, and how much of its memory is in use."""
@@ -204,7 +204,7 @@ class Says:
 def decided(
     manager: ClusterManager, now_s: float, wanted: dict[str, Wanted] | None = None
 ) -> Decision:
-    return manager.decide(view(places([(0, 0.0)]), now_s, wanted), {}, Held())
+    return round_of(manager, view(places([(0, 0.0)]), now_s, wanted), {}, Held())
 
 
 def test_a_hint_is_an_event_when_it_changes_and_the_largest_of_a_round_counts() -> None:

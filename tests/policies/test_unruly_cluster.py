@@ -12,8 +12,9 @@ from pie.page.events import PlaceId
 from pie.page.key import PageKey
 from pie.policies.cluster_manager import MOST_CHARS, Asked, ClusterEvent, ClusterManager
 from pie.policies.cluster_policy import ClusterView, MoveSession, Order, SetCopies, StorePages
+from pie.policies.steps import at_once
 from pie.router.aside import AskedAside
-from tests.policies.pages import Held, key
+from tests.policies.pages import Held, key, round_of
 
 W0 = PlaceId("worker-0")
 VIEW = ClusterView(4, 1, (), 0.0)
@@ -82,7 +83,7 @@ async def test_an_unruly_policy_is_told_of_and_asked_again(said: object) -> None
         (one,) = asked
         assert not one.orders
         assert len(one.failures) == 1
-    events = manager.dispose(asked, VIEW, {}, Held()).events
+    events = at_once(manager.disposing(asked, VIEW, {}, Held())).events
     assert [event.action for event in events] == ["fail"]
 
 
@@ -97,14 +98,14 @@ async def test_a_question_that_raises_is_answered() -> None:
 
 def test_a_name_that_raises_is_taken_for_what_it_says() -> None:
     manager = ClusterManager([("says", Says(MoveSession(BadName("s"), W0, "r")))])
-    (event,) = manager.decide(VIEW, {}, Held()).events
+    (event,) = round_of(manager, VIEW, {}, Held()).events
     assert (event.action, event.reason) == ("refuse", "there is no conversation s (r)")
 
 
 @pytest.mark.parametrize("reason", ["R" * 5_000_000, "\ud800" * 1000, "bad \ud800 reason"])
 def test_an_event_is_short_and_can_be_written(reason: str) -> None:
     order = MoveSession(reason, PlaceId(reason), reason)
-    (event,) = ClusterManager([("says", Says(order))]).decide(VIEW, {}, Held()).events
+    (event,) = round_of(ClusterManager([("says", Says(order))]), VIEW, {}, Held()).events
     assert event.action == "refuse"
     assert len(event.reason) <= MOST_CHARS
     assert len(event.place) <= MOST_CHARS
@@ -115,5 +116,5 @@ def test_an_event_is_short_and_can_be_written(reason: str) -> None:
 
 def test_copies_that_are_not_in_force_any_more_are_ordered_anew() -> None:
     manager = ClusterManager([("says", Says(SetCopies(key(1), 3, "hot")))])
-    assert manager.decide(VIEW, {}, Held()).table == {key(1): 3}
-    assert manager.decide(VIEW, {}, Held()).table == {key(1): 3}
+    assert round_of(manager, VIEW, {}, Held()).table == {key(1): 3}
+    assert round_of(manager, VIEW, {}, Held()).table == {key(1): 3}

@@ -11,6 +11,7 @@ import pytest
 from pie.index.settings import IndexSettings
 from pie.page.key import PageKey, page_keys
 from pie.policies.loader import load_policies
+from pie.policies.order_limits import MOST_PAGES
 from pie.pool.pace import Pace
 from pie.wire.errors import RefusedError
 from pie.wire.ids import new_request_id
@@ -23,7 +24,6 @@ from pie.wire.place_orders import (
     PagesMoved,
     StoreInPool,
 )
-from pie.worker.orders import MOST_PAGES
 from tests.support.redis_server import index_settings, redis_server, redis_url
 from tests.worker.engine.asking import Asker
 from tests.worker.engine.driver import byte_tokenizer
@@ -161,10 +161,16 @@ async def test_a_worker_that_leaves_hands_on_what_only_it_has(places: Places) ->
     assert answer.started.cached.pool == len(PROMPT)
 
 
-async def test_without_a_pool_a_worker_that_leaves_says_what_only_it_has(places: Places) -> None:
+async def test_without_a_pool_a_worker_keeps_what_only_it_has_and_says_so_when_it_leaves(
+    places: Places,
+) -> None:
     worker = await places.worker("w0", policies=ON_ORDER, pool=False, attention="torch")
     asker = await places.asker(worker)
     await asker.ask([*PROMPT, 1], max_tokens=1)
+    root = worker.record.model_root
+    assert root is not None
+    one = Ordered(asker, tuple(page_keys(root, PROMPT, PAGE)))
+    assert ((kept := await one.let_go(0)).pages, kept.left) == (0, PAGES), "they are last copies"
     ask = DrainNode(new_request_id(), asker.client.epoch, 10)
     drained, _ = await asker.client.request(ask, timeout_s=60)
     assert isinstance(drained, Drained)
