@@ -31,6 +31,7 @@ from pie.router.books import WorkerBooks
 from pie.router.coming import Coming, for_worker, in_making, longest_wait_s
 from pie.router.conversations import Conversations
 from pie.router.demand import Demand
+from pie.router.failures import RoutingFailures
 from pie.router.metrics import RouterMetrics
 from pie.router.prefix import Prefix
 from pie.router.rates import FleetRates
@@ -95,6 +96,7 @@ class Chooser:
         metrics: Counts failures.
         awaits: Whether a worker may be told to wait for pages that another one computes.
         clock: Seconds, from anywhere, going forward.
+        policy_name: What the policy is called, for events.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class Chooser:
         *,
         awaits: bool = False,
         clock: Callable[[], float] = time.monotonic,
+        policy_name: str = "",
     ) -> None:
         self._index = index
         self._clock = clock
@@ -112,8 +115,10 @@ class Chooser:
         self._fallback = CostRouting()
         self._policy: RoutingPolicy = policy or self._fallback
         self._metrics = metrics
-        self._failures = 0
-        """Of policies, since the start; each doubling is logged."""
+        self._failed = 0
+        """How often policies failed, since the start; each doubling is logged."""
+        self.failures = RoutingFailures(policy_name)
+        """What is told of that as events."""
         self.demand = Demand()
         """What is asked for."""
         self.conversations = Conversations()
@@ -193,9 +198,9 @@ class Chooser:
             held_pages=held_at[choice.place].pages,
         )
 
-    def replace_policy(self, policy: RoutingPolicy) -> None:
+    def replace_policy(self, policy: RoutingPolicy, name: str = "") -> None:
         """Let another policy decide from now on; conversations keep their workers."""
-        self._policy = policy
+        self._policy, self.failures.policy = policy, name
 
     def _decide(self, request: RequestView, workers: tuple[WorkerView, ...]) -> Choice:
         """Ask the policy; where it fails, the built-in answers."""
@@ -211,11 +216,12 @@ class Chooser:
                     raise
                 reason = _reason(error)
             self._metrics.policy_failures.inc()
-            self._failures += 1
-            if self._failures & (self._failures - 1) == 0:
+            self.failures.note(reason)
+            self._failed += 1
+            if self._failed & (self._failed - 1) == 0:
                 log.warning(
                     "the routing policy failed (%d times so far), the built-in one answers: %s",
-                    self._failures,
+                    self._failed,
                     reason,
                 )
         return self._fallback.choose(request, workers)

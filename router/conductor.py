@@ -1,7 +1,7 @@
 """Cluster policies at work: one router of all asks them, once a second, and orders what they want.
 
 Covers the lease that says which router that is, the rounds, what routers tell each other in them, and writing
-orders and events to Redis. Does not cover what policies are shown (`pie.router.overview`), what is decided
+orders and events to Redis, of each router's routing policy too. Does not cover what policies are shown (`pie.router.overview`), what is decided
 (`pie.policies`), orders on their way (`pie.router.ordering`) or how places carry them out (`pie.pool.migration`,
 `pie.worker.orders`).
 """
@@ -31,6 +31,7 @@ from pie.policies.cluster_policy import ClusterPolicy, MoveSession, Wanted
 from pie.policies.policy_set import PolicySet
 from pie.policies.prefixes import Prefixes
 from pie.router.aside import AskedAside
+from pie.router.failures import RoutingFailures
 from pie.router.ordering import Ordering
 from pie.router.overview import Overview
 from pie.router.pauses import in_turns
@@ -66,6 +67,7 @@ class Conductor:
         ordering: Who takes orders to workers; closed with this.
         policies: Those in force when it starts.
         resolve: Learns the pages of named prefixes, as far as that is possible now.
+        failures: Of this router's routing policy, which are told as events too.
         on_event: Told of the policy and the action of each event.
         settings: Key prefix and time limits.
     """
@@ -79,6 +81,7 @@ class Conductor:
         policies: PolicySet,
         *,
         resolve: Callable[[Prefixes], Awaitable[None]] | None = None,
+        failures: RoutingFailures | None = None,
         on_event: Callable[[str, str], None] = lambda _policy, _action: None,
         settings: IndexSettings | None = None,
     ) -> None:
@@ -91,6 +94,8 @@ class Conductor:
         self._overview = overview
         self._prefixes = policies.prefixes
         self._resolve = resolve
+        self._name = name
+        self._failures = failures or RoutingFailures()
         self._on_event = on_event
         self._ordering = ordering
         self._manager = ClusterManager(policies.new_cluster())
@@ -292,6 +297,7 @@ class Conductor:
     async def _log(self) -> None:
         """Log what waits, and what became of orders; a part of it may be logged twice where Redis goes away meanwhile."""
         self._note(self._ordering.take_told())
+        self._note(self._failures.take(self._name, time.monotonic()))
         if not self._unlogged:
             return
         await self._call(self._orders.log, list(self._unlogged))

@@ -60,6 +60,12 @@ class RouterMetrics:
             "trace_dropped", "Rows of the request trace that were not written."
         )
         self.workers = gauge("workers", "Workers that take requests.")
+        self.policy_version = gauge(
+            "policy_version", "Version of the policies that this router runs; 0 for none applied."
+        )
+        self.policy_refused = gauge(
+            "policy_refused", "Version that this router could not take on; 0 for none."
+        )
         self.wanted_workers = gauge(
             "wanted_workers", "Workers that a model should have, as a policy hints.", "model"
         )

@@ -147,7 +147,10 @@ class RouterService:
         self._gate = Gate(settings.max_in_flight, settings.retry_after_s, self.metrics)
         self._policies = PolicyVersions(policies or PolicySet())
         chooser = self._chooser = Chooser(
-            self._mirror, self._policies.current.new_routing_aside(), self.metrics
+            self._mirror,
+            self._policies.current.new_routing_aside(),
+            self.metrics,
+            policy_name=self._policies.current.routing.name,
         )
         self._take_moves()
         self._follower: PolicyFollower | None = None
@@ -279,6 +282,7 @@ class RouterService:
             ),
             self._policies.current,
             resolve=self._named.resolve,
+            failures=self._chooser.failures,
             on_event=lambda policy, action: self.metrics.cluster_events.labels(
                 policy, action
             ).inc(),
@@ -360,12 +364,12 @@ class RouterService:
         )
         if self._follower is None:
             return told
-        state = self._follower.state
+        state, edit = self._follower.state, str(self._follower.refused_edit or "")
+        version, refused = state.version, state.refused
+        self.metrics.policy_version.set(version)
+        self.metrics.policy_refused.set(refused)
         return msgspec.structs.replace(
-            told,
-            policy_version=state.version,
-            policy_refused=state.refused,
-            policy_edit_refused=str(self._follower.refused_edit or ""),
+            told, policy_version=version, policy_refused=refused, policy_edit_refused=edit
         )
 
     def _tenant_tags(self) -> set[str] | None:
@@ -385,7 +389,7 @@ class RouterService:
         routing = await asyncio.to_thread(policies.new_routing_aside)
         cluster = await asyncio.to_thread(policies.new_cluster)
         if policies.routing != self._policies.current.routing:
-            self._chooser.replace_policy(routing)
+            self._chooser.replace_policy(routing, policies.routing.name)
         if self._conductor is not None:
             self._conductor.show_prefixes(policies.prefixes)
             if not policies.same_cluster(self._policies.current):
