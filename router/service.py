@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-import msgspec
 import uvicorn
 
 from pie.index.feed import MirrorFeed
@@ -359,18 +358,8 @@ class RouterService:
 
     def status(self, census: Census | None = None) -> ClusterStatus:
         """Return what this router knows and places said, and bring its gauges up to date."""
-        told = self._survey.status(
-            census, {} if self._conductor is None else self._conductor.wanted
-        )
-        if self._follower is None:
-            return told
-        state, edit = self._follower.state, str(self._follower.refused_edit or "")
-        version, refused = state.version, state.refused
-        self.metrics.policy_version.set(version)
-        self.metrics.policy_refused.set(refused)
-        return msgspec.structs.replace(
-            told, policy_version=version, policy_refused=refused, policy_edit_refused=edit
-        )
+        wanted = {} if self._conductor is None else self._conductor.wanted
+        return self._survey.status(census, wanted, self._follower)
 
     def _tenant_tags(self) -> set[str] | None:
         """Return the tags of tenants' pages; None where no tenant is known, or no model yet."""

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pie.index.commons import Commons
 from pie.index.contract import IndexMode, PlaceRecord
 from pie.index.mirror import Mirror
+from pie.index.policy_follower import PolicyFollower
+from pie.index.policy_store import PlacePolicies
 from pie.page.events import PlaceId, PlaceKind
 from pie.policies.cluster_policy import Wanted
 from pie.router.census import Census
@@ -49,20 +51,27 @@ class Survey:
         self._commons = commons
 
     def status(
-        self, census: Census | None = None, wanted: Mapping[str, Wanted] | None = None
+        self,
+        census: Census | None = None,
+        wanted: Mapping[str, Wanted] | None = None,
+        policies: PolicyFollower | None = None,
     ) -> ClusterStatus:
         """Return what is known now and what places said, and bring the gauges up to date.
 
         Args:
             census: What places said.
             wanted: How many workers models should have.
+            policies: Says which policies this router runs.
         """
+        runs = PlacePolicies(0) if policies is None else policies.state
         census = census or {}
         metrics, mode = self._metrics, self._mirror.mode
         links = list(self._workers.links.values())
         rates = FleetRates(link.rates for link in links)
         usable = sum(link.usable for link in links)
         metrics.workers.set(usable)
+        metrics.policy_version.set(runs.version)
+        metrics.policy_refused.set(runs.refused)
         metrics.commons_degraded.set(self._commons.is_degraded)
         for known in IndexMode:
             metrics.index_mode.labels(known.value).set(known is mode)
@@ -117,6 +126,9 @@ class Survey:
             },
             predicted_tokens=metrics.total(metrics.predicted_tokens),
             output_tokens=metrics.total(metrics.output_tokens),
+            policy_version=runs.version,
+            policy_refused=runs.refused,
+            policy_edit_refused=str((policies and policies.refused_edit) or ""),
             wanted=self._wanted(wanted or {}, links),
             remembered_answers=len(self._memory),
             remembered_bytes=self._memory.used_bytes,
