@@ -1,7 +1,10 @@
 """One answer of the retention manager in the making.
 
-Covers which proposals are taken and refused, and what leaves where they are not enough. Does not
-cover who proposes (`pie.policies.manager`).
+Covers which proposals are taken, put off and refused, and what leaves where they are not enough. Does
+not cover who proposes (`pie.policies.manager`).
+
+No page leaves before the held pages that come after it, whoever proposes what: one that is proposed
+before them is put off, and is taken with the last of them. That costs a look at each taken page's forerunner.
 """
 
 from __future__ import annotations
@@ -52,6 +55,10 @@ class VictimChoice:
         """Taken before a user's policy was asked, which cannot know it."""
         self._before_pinned: set[Row] = set()
         self._deferred: list[Row] = []
+        self._gone: dict[Row, int] = {}
+        """How many of the pages that come right after one have been taken."""
+        self._early: set[Row] = set()
+        """Proposed before pages that come after them."""
         self.missing_bytes = bytes_needed
         self.seen_bytes = 0
         """Bytes of the pages without a pin that a policy has proposed."""
@@ -59,6 +66,8 @@ class VictimChoice:
 
     def consider(self, proposals: Iterable[object]) -> None:
         """Take a policy's proposals, pages as it names them, in order until there is enough."""
+        for row in self.rows:
+            self._count(self._rows.parent(row))
         for proposal in proposals:
             row = self._find(proposal)
             if row in self._before_policy:
@@ -133,9 +142,29 @@ class VictimChoice:
         if row in self._before_pinned or self._is_kept(row):
             self._deferred.append(row)
             self._put_off_before(row)
+        elif self._gone.get(row, 0) < self._rows.children[row]:
+            self._early.add(row)
         else:
+            self._take(row)
+
+    def _take(self, row: Row) -> None:
+        """Take a page, and those before it that were proposed already and that nothing follows any more."""
+        rows = self._rows
+        while True:
             self.rows.append(row)
-            self.missing_bytes -= self._rows.sizes[row]
+            self.missing_bytes -= rows.sizes[row]
+            row = rows.parent(row)
+            is_bare = self._count(row)
+            if not is_bare or row not in self._early or self.missing_bytes <= 0:
+                return
+            self._early.discard(row)
+
+    def _count(self, row: Row) -> bool:
+        """Count that a page right after one was taken; say whether that was the last."""
+        if row < 0:
+            return False
+        self._gone[row] = count = self._gone.get(row, 0) + 1
+        return count == self._rows.children[row]
 
     def _put_off_before(self, row: Row) -> None:
         """Remember the held pages before one that stays, as far back as they are not known."""

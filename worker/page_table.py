@@ -404,8 +404,27 @@ class PageTable:
         victims = self.retention.victims((count + waiting) * self.page_bytes, now_s)
         keys = [key for key, _ in victims]
         if below is not None and len(keys) > count:
-            keys.sort(key=lambda key: not below.holds(key))
+            keys = self._those_below_first(keys, below)
         return keys[:count]
+
+    def _those_below_first(self, victims: Sequence[PageKey], below: Below) -> list[PageKey]:
+        """Return victims, each of which comes after those that need it, in the order in which they leave.
+
+        What lies below and leaves nothing behind comes first. Then what lies below though a page that needs it
+        stays: it can be loaded again, while that one would be lost.
+        """
+        copied: list[PageKey] = []
+        needed: list[PageKey] = []
+        others: list[PageKey] = []
+        parents: set[bytes] = set()
+        for key in victims:
+            is_below = below.holds(key)
+            if is_below and key not in parents:
+                copied.append(key)
+                continue
+            (needed if is_below else others).append(key)
+            parents.add(self._frozen(self._by_key[key]).parent)
+        return copied + needed + others
 
     def _view(self, frozen: FrozenPage) -> PageView:
         return PageView(

@@ -35,11 +35,13 @@ class FairTenants:
         pages[key, part] = None
 
     def removed(self, key: PageKey, part: Part) -> None:
-        """Count a page no more."""
+        """Count a page no more, and forget a tenant that has none."""
         name = (key, part)
         tenant = self._tenant_of.pop(name)
         del self._pages[tenant][name]
         self._bytes[tenant] -= self._sizes.pop(name)
+        if not self._pages[tenant]:
+            del self._pages[tenant], self._bytes[tenant]
 
     def victims(self, bytes_needed: int, now_s: float) -> Iterator[Page]:
         """Propose pages, always of the tenant that would have most by then."""

@@ -74,6 +74,14 @@ def test_the_tenant_that_has_most_gives_first() -> None:
     assert manager.counts.fallbacks == manager.counts.failures == 0
 
 
+def test_a_tenant_that_has_no_page_any_more_is_forgotten() -> None:
+    policy = policies("worker: {retention: fair_tenants:FairTenants}").new_retention()
+    for number in range(40):
+        policy.stored(page(number, f"tenant {number}"), 0.0)
+        policy.removed(page(number).key, Part.FULL)
+    assert not any(vars(policy).values())
+
+
 def worker(name: str, queued: int = 0, device: int = 0, *, session: bool = False) -> WorkerView:
     return WorkerView(PlaceId(name), device, queued_tokens=queued, has_session=session)
 

@@ -7,9 +7,10 @@ import logging
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
-from hypothesis import settings, strategies as st
+from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from pie.page.events import Part
@@ -17,6 +18,7 @@ from pie.page.key import PageKey
 from pie.policies.lru import LruRetention
 from pie.policies.manager import RetentionManager
 from pie.policies.retention import PageView, RetentionPolicy
+from pie.policies.rules import Pin, Rule, Ruled, Selector, Ttl
 from tests.policies.pages import key, number, view
 
 Proposals = Callable[[int], Iterable[object]]
@@ -238,6 +240,57 @@ def test_a_policys_own_order_is_kept() -> None:
     manager = manager_of(Odd(lambda _: [(key(at), Part.FULL) for at in (3, 1, 0, 2)]))
     assert chosen(manager, 3) == [3, 1, 0]
     assert manager.counts.failures == manager.counts.fallbacks == 0
+
+
+def forests(pages: int) -> st.SearchStrategy[list[int | None]]:
+    """The page before each of some, which is one of those before it in the list or none."""
+    before = [st.none() | st.integers(0, at - 1) if at else st.none() for at in range(pages)]
+    return st.tuples(*before).map(list)
+
+
+@given(
+    parents=st.integers(1, 10).flatmap(forests),
+    proposed=st.lists(st.integers(0, 9)),
+    pinned=st.sets(st.integers(0, 9), max_size=3),
+    first=st.lists(st.integers(0, 9), max_size=3),
+    bytes_needed=st.integers(1, 11),
+)
+def test_no_page_leaves_before_those_after_it_whatever_is_proposed(
+    parents: list[int | None],
+    proposed: list[int],
+    pinned: set[int],
+    first: list[int],
+    bytes_needed: int,
+) -> None:
+    policy: RetentionPolicy = Odd(lambda _: [(key(at), Part.FULL) for at in proposed])
+    # Pages that a rule wants to leave before a policy is asked, and those that one keeps.
+    rules = (
+        Rule(Selector(tenant="first"), "ttl", Ttl(1.0)),
+        Rule(Selector(tenant="kept"), "pin", Pin()),
+    )
+    manager = RetentionManager(Ruled(policy, rules))
+    for at, parent in enumerate(parents):
+        tenant = "first" if at in first else "kept" if at % 4 == 3 else ""
+        manager.stored(replace(view(at, parent), tenant_tag=tenant), 0.0)
+    pinned &= set(range(len(parents)))
+    for at in pinned:
+        manager.pin(key(at), Part.FULL)
+    leaving = [number(page) for page in manager.victims(bytes_needed, 9.0)]
+    assert len(leaving) == min(bytes_needed, len(parents) - len(pinned))
+    assert len(set(leaving)) == len(leaving)
+    for at, page in enumerate(leaving):
+        after = {child for child, parent in enumerate(parents) if parent == page}
+        assert after - pinned <= set(leaving[:at])
+
+
+def test_a_page_that_is_proposed_too_early_leaves_with_the_last_of_those_after_it() -> None:
+    manager = RetentionManager(Odd(lambda _: [(key(at), Part.FULL) for at in (0, 1, 9, 3, 2, 8)]))
+    for at, parent in ((0, None), (1, 0), (2, 1), (3, 1), (8, None), (9, None)):
+        manager.stored(view(at, parent), 0.0)
+    assert chosen(manager, 2) == [9, 3]
+    assert chosen(manager, 4) == [9, 3, 2, 1]
+    assert chosen(manager, 9) == [9, 3, 2, 1, 0, 8]
+    assert manager.counts.fallbacks == 0
 
 
 numbers = st.integers(0, 9)

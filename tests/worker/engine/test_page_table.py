@@ -169,6 +169,16 @@ def test_while_pages_wait_to_be_copied_those_that_were_leave_first(table: PageTa
     assert below.left[2:] == [key(4), key(3)]
 
 
+def test_one_that_another_needs_leaves_later_where_there_is_a_choice(table: PageTable) -> None:
+    table.below = below = Below(4, 1, 3, 4)
+    table.release(hold(table, 1, 2))
+    table.release(hold(table, 3, 4))
+    assert table.allocate(TOTAL - 4 + 2, 1) is not None
+    assert below.left == [key(4), key(3)], "the end of the first needs what is before it"
+    assert table.allocate(1, 1) is not None
+    assert below.left[2:] == [key(1)], "the end would be lost"
+
+
 class PageTableMachine(RuleBasedStateMachine):
     """A table against a plain model: who uses what, and which keys the changes say are held."""
 
