@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 
 from pie.page.key import PageKey, RootKey, keys_after, packed_pages
 
-_MOST_KEYS = 65_536
-"""Keys whose pages are known: some 12 MB. Those asked for last stay."""
+_MOST_KEYS = 262_144
+"""Keys whose pages are known: some 40 MB. Those asked for last stay."""
 _MOST_HEADS = 1_024
 """Keys after which many pages may come that are remembered: 8 MB where 1,000 prefixes are named."""
 _FEW = 8
