@@ -279,7 +279,7 @@ class SimulatedCluster:
             predicted_tokens=chosen.predicted_tokens,
         )
         self.outcomes.append(outcome)
-        session = request.session
+        session, root = request.session, tenant_root(self._model, salt=request.salt)
         if self.conductor.may_order:
             self._chooser.demand.held_by(
                 chosen.keys,
@@ -287,6 +287,7 @@ class SimulatedCluster:
                 model_root=self._model,
                 tenant_tag=request.tenant,
                 session_tag=session or "",
+                root=root,
             )
         if session is not None:
             self._chooser.conversations.named((request.salt, session), session, request.tenant)
@@ -296,7 +297,6 @@ class SimulatedCluster:
             new_tokens=len(prefix.ids) - chosen.predicted_tokens,
             prompt_tokens=len(prefix.ids),
         )
-        root = tenant_root(self._model, salt=request.salt)
         worker.submit(request_id, prefix.ids, request, root, running)
 
     def _tick(self) -> None:

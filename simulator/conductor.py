@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Protocol
 
 from pie.page.events import PlaceId
@@ -105,8 +104,7 @@ class Conductor:
             quiet = (*_NOTHING, *_ABOUT_SESSIONS)
         if all(isinstance(policy, quiet) for policy in self._policies):
             return
-        view = self._overview.view_at_once(self.table, now_s, self._wanted)
-        view = replace(view, prefixes=self._prefixes.by_name())
+        view = self._overview.view_at_once(self.table, now_s, self._wanted, self._prefixes)
         manager = self._manager
         manager.inherit(self.table)
         asked = [manager.ask(at, manager.shown(at, view)) for at in range(len(manager.names))]

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from pie.page.key import page_keys
 from pie.policies.cluster_policy import ClusterView, Order
 from pie.policies.loader import load_policies
@@ -191,11 +193,11 @@ def test_cluster_policies_are_shown_named_prefixes(tmp_path: Path) -> None:
     assert all(one == found.policies.prefixes.by_name() for one in policy.seen)
 
 
-def test_a_pinned_prefix_stays_where_others_leave(tmp_path: Path) -> None:
-    rows = ["0,40,4,,tools,36"] + [f"{at},44,4,,," for at in range(1, 40)] + ["50,40,4,,tools,36"]
-    (tmp_path / "trace.csv").write_text(
-        "arrival_s,prompt_tokens,output_tokens,session,prefix,prefix_tokens\n" + "\n".join(rows)
-    )
+@pytest.mark.parametrize("tenant", ["", "acme"])
+def test_a_pinned_prefix_stays_where_others_leave(tmp_path: Path, tenant: str) -> None:
+    rows = [f"0,40,4,,tools,36,{tenant}", *(f"{at},44,4,,,," for at in range(1, 40))]
+    rows.append(f"50,40,4,,tools,36,{tenant}")
+    (tmp_path / "trace.csv").write_text(HEAD + "\n".join(rows))
     pinned = tmp_path / "pinned.yaml"
     pinned.write_text(
         "prefixes: {tools: {system: Use tools.}}\n"
