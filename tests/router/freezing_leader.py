@@ -18,6 +18,7 @@ from pie.page.key import PageKey
 from pie.policies.cluster_manager import ClusterManager
 from pie.policies.cluster_policy import ClusterView, Order, SetCopies, Wanted
 from pie.policies.policy_set import PolicySet
+from pie.policies.prefixes import NO_PREFIXES, Prefixes
 from pie.router import conductor as module
 from pie.router.conductor import Conductor
 from pie.router.conversations import Conversations
@@ -49,6 +50,7 @@ class Four(Overview):
         table: Mapping[PageKey, int],
         now_s: float,
         wanted: Mapping[str, Wanted] | None = None,
+        prefixes: Prefixes = NO_PREFIXES,
     ) -> ClusterView:
         return ClusterView(4, 1, (), now_s)
 
