@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from pie.page.key import PageKey
 from pie.policies.ghosts import GhostTable
 from pie.policies.page_rows import Row
-from pie.policies.queued import QueuedRetention
+from pie.policies.turns import TurnTakingRetention
 
 _ONCE, _AGAIN = 0, 1
 
 
-class ArcRetention(QueuedRetention):
+class ArcRetention(TurnTakingRetention):
     """Adaptive replacement cache: two lists by recency, and a target for the first that learns."""
 
     def __init__(self) -> None:
@@ -50,8 +50,6 @@ class ArcRetention(QueuedRetention):
         self._ghosts = (self._ghosts[0].fitting(size), self._ghosts[1].fitting(size))
         self._ghosts[self.queue_of[row]].add(key, part, self._left)
 
-    def order(self) -> Sequence[int]:
-        """Return the list that is longer than it should be, then the other."""
-        queue = _ONCE if self.counts[_ONCE] > self._target else _AGAIN
-        self.rank_of[queue], self.rank_of[1 - queue] = 0.0, 1.0
-        return (queue, 1 - queue)
+    def giving(self, left: Sequence[int]) -> int:
+        """Return the list of pages used once where it is longer than it should be, else the other."""
+        return _ONCE if left[_ONCE] > self._target else _AGAIN

@@ -352,7 +352,7 @@ class QueuedRetention:
                 self.stamps[row] for row in standing
             )
             assert sorted(standing) == [
-                row for row in held if self._state[row] and self._stands_in(row) == queue
+                row for row in held if self._state[row] and self.stands_in(row) == queue
             ]
             assert len(heap) <= 2 * len(held) + 64
 
@@ -363,7 +363,7 @@ class QueuedRetention:
         if parent >= 0:
             gone[parent] = gone.get(parent, 0) + 1
             if gone[parent] == rows.children[parent] and not rows.pins[parent]:
-                rank = self._place_of(self._stands_in(parent))
+                rank = self._place_of(self.stands_in(parent))
                 heapq.heappush(bared, (rank, self.stamps[parent], parent))
 
     def _place_of(self, queue: int) -> float:
@@ -386,7 +386,7 @@ class QueuedRetention:
 
     def _put_in(self, row: Row) -> None:
         """Let a leaf stand in its queue, by its stamp."""
-        queue, stamp = self._stands_in(row), self.stamps[row]
+        queue, stamp = self.stands_in(row), self.stamps[row]
         head, tail = self._heads[queue], self._tails[queue]
         self._state[row] = _LISTED
         if tail < 0:
@@ -413,7 +413,7 @@ class QueuedRetention:
         self._state[row] = _OUT
         if state == _HEAPED:
             return
-        queue, before, after = self._stands_in(row), self._before[row], self._after[row]
+        queue, before, after = self.stands_in(row), self._before[row], self._after[row]
         if before >= 0:
             self._after[before] = after
         else:
@@ -423,7 +423,8 @@ class QueuedRetention:
         else:
             self._tails[queue] = before
 
-    def _stands_in(self, row: int) -> int:
+    def stands_in(self, row: Row) -> int:
+        """Return the queue of a page, or where its band stands, leaf or not: after the queues, first and last."""
         band = self._bands[row]
         return self._bands_from + band if band else self.queue_of[row]
 
@@ -431,6 +432,6 @@ class QueuedRetention:
         row = entry & _ROW_MASK
         return (
             self._state[row] == _HEAPED
-            and self._stands_in(row) == queue
+            and self.stands_in(row) == queue
             and self.stamps[row] == entry >> _ROW_BITS
         )

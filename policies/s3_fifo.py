@@ -12,17 +12,16 @@ from collections.abc import Sequence
 from pie.page.key import PageKey
 from pie.policies.ghosts import GhostTable
 from pie.policies.page_rows import Row
-from pie.policies.queued import STAY, QueuedRetention
+from pie.policies.queued import STAY
+from pie.policies.turns import TurnTakingRetention
 from pie.policies.units import Share
 
 _SMALL, _MAIN = 0, 1
 _MOST_USES = 3
 _USES_TO_STAY = 2
-_MOST_MOVED = 64
-"""Pages that are given another round before one is proposed, at most."""
 
 
-class S3FifoRetention(QueuedRetention):
+class S3FifoRetention(TurnTakingRetention):
     """New pages pass a small queue; those used there, or back soon, get into the main one.
 
     Args:
@@ -61,25 +60,19 @@ class S3FifoRetention(QueuedRetention):
             self._ghosts = self._ghosts.fitting(len(self.rows))
             self._ghosts.add(key, part, self._left)
 
-    def order(self) -> Sequence[int]:
-        """Return the queue that gives first and the other, once its head has no round left."""
-        for _ in range(_MOST_MOVED):
-            queue = self._giving()
-            row = self.oldest(queue)
-            if row < 0:
-                break
-            if queue == _SMALL and self._uses[row] >= _USES_TO_STAY:
-                self._uses[row] = 0
-            elif queue == _MAIN and self._uses[row]:
-                self._uses[row] -= 1
-            else:
-                break
-            self.tick += 1
-            self.move(row, _MAIN, self.tick)
-        queue = self._giving()
-        self.rank_of[queue], self.rank_of[1 - queue] = 0.0, 1.0
-        return (queue, 1 - queue)
+    def giving(self, left: Sequence[int]) -> int:
+        """Return the small queue where it is longer than it should be, else the main one."""
+        return _SMALL if left[_SMALL] > self._small * len(self.rows) else _MAIN
 
-    def _giving(self) -> int:
-        is_over = self.counts[_SMALL] > self._small * len(self.rows)
-        return _SMALL if is_over or self.is_empty(_MAIN) else _MAIN
+    def spared(self, row: Row) -> bool:
+        """Give a page that was used another round in the main queue."""
+        queue = self.queue_of[row]
+        if queue == _SMALL and self._uses[row] >= _USES_TO_STAY:
+            self._uses[row] = 0
+        elif queue == _MAIN and self._uses[row]:
+            self._uses[row] -= 1
+        else:
+            return False
+        self.tick += 1
+        self.move(row, _MAIN, self.tick)
+        return True
