@@ -67,7 +67,7 @@ def warnings(file: Path, page_tokens: int) -> list[str]:
     """Return what is no mistake of a file but likely none of what was meant, or raise as `checked` does."""
     policies = checked(file)
     found = [*policies.warnings, *short_prefixes(policies, page_tokens)]
-    return [f"{file}:{one}" for one in sorted(found, key=lambda one: (one.line, one.column))]
+    return [one.told(str(file)) for one in sorted(found, key=lambda one: (one.line, one.column))]
 
 
 def in_force(file: Path | None) -> str:

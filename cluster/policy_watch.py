@@ -111,7 +111,7 @@ class PolicyWatch:
             assert policies.text is not None
             warnings = self._take(policies.text)
             if warnings is None:
-                warnings = [f"{self._file}:{one}" for one in policies.warnings]
+                warnings = [one.told(str(self._file)) for one in policies.warnings]
             for warning in warnings:
                 self._say(f"warning: {warning}")
         except PolicyLateError as error:

@@ -6,6 +6,8 @@ deep nesting, tags, keys given twice. Does not cover what the values mean (`pie.
 
 from __future__ import annotations
 
+import codecs
+import re
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,6 +28,8 @@ _MAX_DEPTH = 16
 _MAX_PROBLEMS = 50
 
 _COLLECTION_TAGS = {"tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"}
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml where PyYAML was built with it: ten times faster on a file near the limit."""
@@ -71,7 +75,15 @@ def parse_document(text: str | bytes, problems: list[Problem]) -> Value:
         before = raw[: error.start]
         line = before.count(b"\n") + 1
         column = error.start - (before.rfind(b"\n") + 1) + 1
-        problems.append(Problem(line, column, "", "is not UTF-8 text"))
+        but = " but UTF-16" if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else ""
+        problems.append(Problem(line, column, "", f"is not UTF-8 text{but}"))
+        return nothing
+    unprintable = _CONTROL.search(decoded)
+    if unprintable is not None:
+        line = decoded.count("\n", 0, unprintable.start()) + 1
+        column = unprintable.start() - decoded.rfind("\n", 0, unprintable.start())
+        message = f"is not text: it has a control character, {ord(unprintable[0]):#04x}"
+        problems.append(Problem(line, column, "", message))
         return nothing
     try:
         if not _acceptable(decoded, problems):
@@ -81,11 +93,19 @@ def parse_document(text: str | bytes, problems: list[Problem]) -> Value:
     except yaml.MarkedYAMLError as error:
         line, column = _place(error.problem_mark or error.context_mark)
         said = ", ".join(part for part in (error.context, error.problem) if part)
+        if _is_tab(decoded, line, column):
+            said = "a tab begins what is to be indented by spaces"
         problems.append(Problem(line, column, "", f"is not YAML: {said}"))
     except yaml.YAMLError as error:
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
         problems.append(Problem(0, 0, "", f"is not YAML: {said}"))
     return nothing
+
+
+def _is_tab(text: str, line: int, column: int) -> bool:
+    """Say whether a tab stands at a place."""
+    lines = text.splitlines()
+    return 0 < line <= len(lines) and lines[line - 1][column - 1 : column] == "\t"
 
 
 def _acceptable(text: str, problems: list[Problem]) -> bool:

@@ -29,6 +29,10 @@ class Problem:
         where = f"{self.line}:{self.column}: " if self.line else ""
         return f"{where}{self.path}: {self.message}" if self.path else f"{where}{self.message}"
 
+    def told(self, file: str) -> str:
+        """Return it with the file's name in front."""
+        return f"{file}:{'' if self.line else ' '}{self}"
+
 
 class PolicyError(Exception):
     """Anything that policies raise."""
@@ -52,7 +56,7 @@ class PolicyFileError(PolicyError):
 
     def told(self) -> list[str]:
         """Return a line about each problem, with the file's name."""
-        return [f"{self.file}:{'' if one.line else ' '}{one}" for one in self.problems]
+        return [one.told(self.file) for one in self.problems]
 
     def __str__(self) -> str:
         return "\n".join(self.told())

@@ -34,6 +34,7 @@ from pie.policies.options import check_options
 from pie.policies.policy_set import PolicySet, PolicySpec, always
 from pie.policies.prefix_loader import PREFIXES, check_named, read_prefixes
 from pie.policies.prefixes import NamedPrefix, Prefixes, PrefixPlace
+from pie.policies.reading import read_some
 from pie.policies.registry import (
     ALWAYS,
     BUILTIN,
@@ -93,9 +94,8 @@ def read_policy_file(file: Path | None) -> PolicyText:
     if file is None:
         return PolicyText()
     try:
-        with file.open("rb") as stream:
-            # A byte more than allowed tells that there is too much, however large the file.
-            text = stream.read(MAX_BYTES + 1)
+        # A byte more than allowed tells that there is too much, however large the file.
+        text = read_some(file, MAX_BYTES + 1)
     except OSError as error:
         reason = error.strerror or str(error)
         raise PolicyFileError(str(file), [Problem(0, 0, "", f"cannot be read: {reason}")]) from None
@@ -140,7 +140,7 @@ def load_policies(text: str | bytes, *, name: str, folder: Path | None = None) -
             continue
         kinds = _HALVES.get(half.key)
         if kinds is None:
-            problems.append(_unknown_key(half, "", [*_HALVES, PREFIXES]))
+            problems.append(_unknown_key(half, "", [*_HALVES, PREFIXES], _belongs(half.key)))
             continue
         what = "kinds of policy, such as " + " and ".join(f"`{kind}`" for kind in kinds)
         for entry in _mapping(half.value, half.key, what, problems):
@@ -150,10 +150,8 @@ def load_policies(text: str | bytes, *, name: str, folder: Path | None = None) -
                 )
                 continue
             if entry.key not in kinds:
-                elsewhere = [h for h, names in _HALVES.items() if entry.key in names]
-                hint = f"; it belongs under `{elsewhere[0]}`" if elsewhere else ""
                 allowed = [*(str(k) for k in kinds), *([_RULES] if half.key == "worker" else [])]
-                problems.append(_unknown_key(entry, half.key, allowed, hint))
+                problems.append(_unknown_key(entry, half.key, allowed, _belongs(entry.key)))
                 continue
             kind = PolicyKind(entry.key)
             if kind is PolicyKind.MIGRATION:
@@ -165,6 +163,7 @@ def load_policies(text: str | bytes, *, name: str, folder: Path | None = None) -
     if problems:
         kind_of_error = PolicyLateError if reading.code.is_late else PolicyFileError
         raise kind_of_error(name, sorted(problems, key=lambda p: (p.line, p.column)))
+    nothing = Problem(0, 0, "", "names nothing, so that all is built in")
     chosen = {str(kind): spec for kind, spec in specs.items()}
     return PolicySet(
         **chosen,
@@ -175,7 +174,7 @@ def load_policies(text: str | bytes, *, name: str, folder: Path | None = None) -
         prefixes=Prefixes(prefixes),
         prefix_places=places,
         patterns=tuple(reading.patterns),
-        warnings=tuple(tag_warnings(reading.patterns)),
+        warnings=tuple(tag_warnings(reading.patterns) if halves else (nothing,)),
     )
 
 
@@ -261,6 +260,12 @@ def _mapping(value: Value, path: str, what: str, problems: list[Problem]) -> lis
     if value.plain is not None:
         problems.append(Problem(value.line, value.column, path, f"must hold {what}"))
     return []
+
+
+def _belongs(key: str) -> str:
+    """Return where a key belongs; nothing where it is none of ours."""
+    half = "worker" if key == _RULES else next((h for h, n in _HALVES.items() if key in n), "")
+    return f"; it belongs under `{half}`" if half else ""
 
 
 def _unknown_key(entry: Entry, path: str, allowed: list[str], hint: str = "") -> Problem:

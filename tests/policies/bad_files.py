@@ -137,12 +137,35 @@ BAD_FILES = [
     BadFile("large", "# " + "x" * (1 << 20), ["is larger than 1 MiB"]),
     BadFile("key twice", "worker: {}\nworker: {}", ["'worker' is given twice, first in line 1"]),
     BadFile("action twice", _rule("action: pin, action: pin"), ["'action' is given twice"]),
-    BadFile("tab", "worker:\n\tretention: lru", ["is not YAML"]),
+    BadFile(
+        "tab",
+        "worker:\n\tretention: lru",
+        ["2:1: is not YAML: a tab begins what is to be indented by spaces"],
+    ),
+    BadFile(
+        "tab after Windows newlines",
+        "worker:\r\n  rules:\r\n\t- {action: pin}\r\n",
+        ["3:1: is not YAML: a tab begins"],
+    ),
+    BadFile("Windows newlines", "worker:\r\n  retention: lruu\r\n", ["2:14: worker.retention: "]),
+    BadFile(
+        "no half", "retention: lfu", ["1:1: unknown key 'retention'; it belongs under `worker`"]
+    ),
+    BadFile("rules of no half", "rules: []", ["'rules'; it belongs under `worker`"]),
+    BadFile("key that is a list", "? [a, b]\n: c\n", ["1:3: a key must be a plain word"]),
     BadFile("two documents", "worker: {}\n---\nworker: {}", ["expected a single document"]),
     BadFile("tag", "worker: !!python/object:os.system {}", ["has a tag that is not allowed"]),
-    BadFile("control character", "worker: {}\x00", ["is not YAML"]),
+    BadFile(
+        "control character",
+        "worker: {}\n# \x00",
+        ["2:3: is not text: it has a control character, 0x00"],
+    ),
+    BadFile("binary", b"\x89PNG\r\n\x1a\n\x00", ["1:1: is not UTF-8 text"]),
     BadFile("not UTF-8", b"worker: {}\n# \xff", ["is not UTF-8 text"]),
-    BadFile("UTF-16", "worker: {}".encode("utf-16"), ["is not UTF-8 text"]),
+    BadFile("UTF-16", "worker: {}".encode("utf-16"), ["1:1: is not UTF-8 text but UTF-16"]),
+    BadFile(
+        "UTF-16 without a mark", "worker: {}".encode("utf-16-le"), ["1:2: is not text: it has a"]
+    ),
     BadFile(
         "all at once",
         "worker:\n  retention: lruu\n  rules:\n  - {action: ttl, after: forever}\n"

@@ -207,7 +207,7 @@ def test_wrong_options_are_told_with_their_place() -> None:
         ("a: 1\n---\nb: 1", "2:1: is not YAML: expected a single document"),
         ("[" * 1_000, "1:17: is nested more than 16 deep"),
         ("a: 'x", "is not YAML"),
-        ("\x00", "is not YAML"),
+        ("\x00", "1:1: is not text: it has a control character"),
         (b"a: 1\nb: \xff", "2:4: is not UTF-8 text"),
         ("x" * ((1 << 20) + 1), "is larger than 1 MiB"),
     ],
