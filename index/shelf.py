@@ -48,7 +48,7 @@ class Shelf(Protocol):
         """Keep values, in the place of others of their names. What is too large alone is not kept.
 
         Raises:
-            IndexNotAskedError: None of them is kept, or only the first of many.
+            IndexNotAskedError: None of them is kept, or only some of many.
             PageIndexError: They are not kept, or nobody knows.
         """
         ...

@@ -1,7 +1,7 @@
 """A shelf in Redis, which all routers read and fill.
 
-Covers the scripts and their answers. Does not cover what is meant by them (`pie.index.shelf`) or encryption
-(`pie.index.shelf_sealed`).
+Covers the scripts and their answers. Does not cover what is meant by them (`pie.index.shelf`), parts
+(`pie.index.shelf_parted`) or encryption (`pie.index.shelf_sealed`).
 
     <prefix>:{shelf:<shelf>}:values   hash: name → value
     <prefix>:{shelf:<shelf>}:order    sorted set: name → when it was put, or used, in Redis's milliseconds; later
@@ -135,7 +135,7 @@ _LATEST = (
     _BEGIN
     + """
 -- ARGV most
-local names = redis.call('ZREVRANGE', KEYS[2], 0, tonumber(ARGV[1]) - 1)
+local names = redis.call('ZREVRANGE', KEYS[2], 0, tonumber(ARGV[1]) - 1, 'WITHSCORES')
 return {names, redis.call('ZCARD', KEYS[2]), tonumber(redis.call('GET', KEYS[3]) or '0') or 0}
 """
 )
@@ -207,9 +207,19 @@ class RedisShelf:
 
     async def latest(self, most: int) -> Latest:
         """Do as `Shelf.latest` says."""
+        found, count, used_bytes = await self.latest_at(most)
+        return Latest([name for _, name in found], count, used_bytes)
+
+    async def latest_at(self, most: int) -> tuple[list[tuple[float, str]], int, int]:
+        """Return what `latest` does, each name with when it was put or used, in milliseconds.
+
+        Raises:
+            PageIndexError: Nobody knows.
+        """
         said = await self._commons.call(_LATEST, self._keys, [most])
-        names, count, used_bytes = cast(tuple[list[bytes], int, int], said)
-        return Latest([name.decode(errors="replace") for name in names], count, used_bytes)
+        flat, count, used_bytes = cast(tuple[list[bytes], int, int], said)
+        names = [name.decode(errors="replace") for name in flat[::2]]
+        return list(zip(map(float, flat[1::2]), names, strict=True)), count, used_bytes
 
     @property
     def _there_ms(self) -> int:

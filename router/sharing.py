@@ -13,7 +13,7 @@ from pie.index.allowance_redis import RedisAllowances
 from pie.index.commons import Commons
 from pie.index.settings import IndexSettings
 from pie.index.shelf import MemoryShelf, Shelf, ShelfLimits
-from pie.index.shelf_redis import RedisShelf
+from pie.index.shelf_parted import PartedShelf
 from pie.index.shelf_sealed import SealedShelf, sealed_name
 from pie.router.allowances import DividedAllowances
 from pie.router.explain import ExplainStore
@@ -47,7 +47,7 @@ class Sharing:
         on_untold: Callable[[int], object],
     ) -> None:
         self._secret = secret
-        self._shelves: list[RedisShelf] = []
+        self._shelves: list[PartedShelf] = []
         self.commons = Commons(index_url, index)
         self.allowances = DividedAllowances(RedisAllowances(self.commons), routers)
         told = ShelfLimits(
@@ -80,6 +80,6 @@ class Sharing:
     def _shelf(self, name: str, limits: ShelfLimits) -> Shelf | None:
         if self._secret is None or not limits.most:
             return None
-        shelf = RedisShelf(self.commons, sealed_name(name, self._secret), limits)
+        shelf = PartedShelf(self.commons, sealed_name(name, self._secret), limits)
         self._shelves.append(shelf)
         return SealedShelf(shelf, name, self._secret)

@@ -17,6 +17,7 @@ from pie.index.settings import IndexSettings
 from pie.index.shelf import MemoryShelf, Shelf, ShelfLimits
 from pie.index.shelf_behind import Behind
 from pie.index.shelf_conformance import ShelfConformance
+from pie.index.shelf_parted import PartedShelf
 from pie.index.shelf_redis import LINGER_S, MOST_VALUE_BYTES, RedisShelf
 from pie.index.shelf_sealed import SealedShelf
 from tests.support.redis_server import index_settings, redis_server, redis_url
@@ -53,7 +54,7 @@ class TestRedis(ShelfConformance):
 
 class TestSealed(TestRedis):
     def shelf(self, commons: Commons, limits: ShelfLimits) -> Shelf:
-        return SealedShelf(RedisShelf(commons, "s", limits), "s", bytes(32))
+        return SealedShelf(PartedShelf(commons, "s", limits), "s", bytes(32))
 
 
 def check(settings: IndexSettings, limits: ShelfLimits) -> None:
@@ -123,6 +124,37 @@ async def test_what_somebody_else_wrote_or_removed_is_an_empty_shelf(
             await shelf.put([("b", b"2")])
             assert await shelf.get("b") == b"2"
             check(index_settings, LIMITS)
+
+
+async def test_a_large_shelf_is_in_parts_and_still_one(
+    commons: Commons, index_settings: IndexSettings
+) -> None:
+    limits = ShelfLimits(40_000, 24 << 20, 60)
+    one, other = (PartedShelf(commons, "s", limits) for _ in range(2))
+    names = [f"{number:03}" for number in range(300)]
+    await one.put([(name, name.encode()) for name in names])
+    for name in names[::30]:
+        assert await other.get(name) == name.encode()
+    latest = await other.latest(400)
+    assert sorted(latest.names) == names
+    assert (latest.count, latest.used_bytes) == (300, 300 * 306)
+    for name in ("last but one", "last"):
+        await asyncio.sleep(0.002)
+        await one.put([(name, b"x")])
+    assert (await other.latest(2)).names == ["last", "last but one"]
+    client: Any
+    with make_client(index_settings.url, index_settings) as client:
+        sizes = [client.hlen(key) for key in client.keys(f"{index_settings.key_prefix}:*:values")]
+    assert len(sizes) == 3
+    assert sum(sizes) == 302
+    assert min(sizes) > 60
+    assert one.takes("a", bytes(MOST_VALUE_BYTES - 999))
+    # Each part forgets what is beyond its own share.
+    large = bytes(3 << 20)
+    await one.put([(str(number), large) for number in range(12)])
+    assert (await other.latest(99)).used_bytes <= limits.budget_bytes
+    await PartedShelf(commons, "s", ShelfLimits(40_000, 24 << 20, 0.001)).trim()
+    assert (await other.latest(99)).count == 0
 
 
 async def test_what_would_keep_redis_busy_is_not_put(commons: Commons) -> None:
