@@ -92,7 +92,7 @@ class FoundPages:
     def find(self, before: PrefixPage, parent: bytes, key: PageKey) -> PrefixPage | None:
         """Return the page that a key stands for; None where it is no prefix's.
 
-        Takes 0.7 ms at most: the first time that a key is asked for after which 1,000 pages may come.
+        Takes 5 µs, and 0.8 ms the first time that it is asked for a key after one that 1,000 pages may follow.
 
         Args:
             before: The page before it, or what comes before all.

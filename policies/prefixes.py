@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from pie.page.key import PageKey, RootKey, page_keys
+from pie.page.key import PageKey, RootKey, keys_after, page_keys
 from pie.page.key_table import Keys
 from pie.policies.prefix_tree import FoundPages, PrefixPage, tree_of
 from pie.policies.retention import PageView
@@ -247,6 +247,23 @@ class Prefixes:
         """Return the prefixes that a page belongs to, one with a salt where that was told before."""
         names, found = self._names.get(key, _NONE), self._salted.get(key)
         return names if found is None else names | found.names
+
+    def expect(self, model_root: RootKey, root: RootKey, contents: Iterable[bytes]) -> None:
+        """Learn whose pages a sequence begins with, before `names_of` asks for them in a hurry.
+
+        Args:
+            model_root: The model's root.
+            root: The sequence's own: its tenant's.
+            contents: The packed tokens of its pages, from the first one on.
+        """
+        before, parent = self._trees.get(model_root), root
+        for content in contents:
+            if before is None or not before.pages:
+                return
+            (key,) = keys_after(parent, [content])
+            # The page after the last of a prefix is asked for too, and so is what may come there.
+            before = self._salted.get(key) or self._salted.find(before, parent, key)
+            parent = RootKey(key)
 
     def learn(self, each: Sequence[LeadingPages]) -> None:
         """Learn of pages that are here already, in whichever order they come, of any model that is known."""

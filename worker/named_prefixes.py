@@ -1,7 +1,7 @@
 """Prefixes that the policy file names, at one worker.
 
-Covers learning which pages they have under its model, and bringing them near before anybody
-asks: from disk and the pool to host memory. Does not cover which pages a prefix has
+Covers learning which pages they have under its model, which of them prompts begin with, and bringing them near before
+anybody asks: from disk and the pool to host memory. Does not cover which pages a prefix has
 (`pie.policies.prefixes`) or how long they stay (`pie.policies.rule_book`).
 """
 
@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from array import array
 from collections.abc import Sequence
 
-from pie.page.key import PageKey
+from pie.index.contract import PlaceRecord
+from pie.page.key import PageKey, packed_pages, tenant_root
+from pie.policies.policy_set import PolicySet
 from pie.policies.prefixes import NamedPrefix, Prefixes
 from pie.pool.placement import group_keys
 from pie.pool.tier import PageId, StoredPage
@@ -27,12 +30,15 @@ from pie.worker.page_pool import PagePool
 
 log = logging.getLogger("pie.worker.named_prefixes")
 
+_MOST_EXPECTED = 256
+"""Pages of a prompt that are looked at before it is computed, 0.4 ms where all are a prefix's."""
 _WAITS_S = (0.0, 1.0, 3.0, 10.0, 30.0)
 """Before each look into the pool: its nodes may start after this worker."""
 
 
-def resolve_prefixes(prefixes: Prefixes, model: Model, tokenizer: Tokenizer) -> None:
+def resolve_prefixes(model: Model, tokenizer: Tokenizer, policies: PolicySet) -> None:
     """Learn which pages of a worker's model each named prefix has; what cannot be is logged."""
+    prefixes = policies.prefixes
     if not len(prefixes):
         return
 
@@ -54,6 +60,23 @@ def resolve_prefixes(prefixes: Prefixes, model: Model, tokenizer: Tokenizer) -> 
         return prefix.tokens
 
     prefixes.resolve(model.model_root, model.layout.page_tokens, tokens_of)
+
+
+def expect_prefixes(
+    prefixes: Prefixes, record: PlaceRecord, salt: str | None, tokens: array[int]
+) -> None:
+    """Learn which named prefix a prompt with a salt begins with, so that no step has to find out.
+
+    Args:
+        prefixes: Those in force.
+        record: The worker's.
+        salt: The prompt's.
+        tokens: The prompt.
+    """
+    if prefixes.depth and salt is not None and record.model_root is not None:
+        root = tenant_root(record.model_root, salt=salt)
+        begins = tokens[: min(prefixes.depth, _MOST_EXPECTED) * record.page_tokens]
+        prefixes.expect(record.model_root, root, packed_pages(begins, record.page_tokens))
 
 
 class Preloading:

@@ -10,6 +10,7 @@ second: what other routers have sent is part of it, whether or not it brought to
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -60,7 +61,7 @@ from pie.worker.intake import Intake
 from pie.worker.joining import Joining, usual_replication
 from pie.worker.leaving import Emptying, Leaving
 from pie.worker.lower_tiers import LowerTiers
-from pie.worker.named_prefixes import Preloading, resolve_prefixes
+from pie.worker.named_prefixes import Preloading, expect_prefixes, resolve_prefixes
 from pie.worker.offload import Offload
 from pie.worker.orders import PageOrders
 from pie.worker.outboxes import Outboxes
@@ -261,9 +262,7 @@ class WorkerService:
         loop = asyncio.get_running_loop()
         assembly = await asyncio.to_thread(assemble, self._settings, progress)
 
-        def resolve(policies: PolicySet) -> None:
-            resolve_prefixes(policies.prefixes, assembly.model, assembly.tokenizer)
-
+        resolve = functools.partial(resolve_prefixes, assembly.model, assembly.tokenizer)
         own = self._policies.current
         await asyncio.to_thread(resolve, own)
         self._intake = Intake(assembly.model.vocab_size, assembly.context_tokens)
@@ -442,6 +441,7 @@ class WorkerService:
         assert self._intake is not None
         self._check_serving()
         tokens = self._intake.tokens(request, frames)
+        expect_prefixes(self._policies.current.prefixes, self.record, request.salt, tokens)
         outbox = self._outboxes.of(peer.id)
         if outbox is None:
             raise PeerGone("the router went before its request was taken on")

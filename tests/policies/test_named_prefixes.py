@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -9,8 +10,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from pie.page.events import Part, Tier
-from pie.page.key import PageKey, RootKey, page_keys, tenant_root
+from pie.page.key import PageKey, RootKey, keys_after, packed_pages, page_keys, tenant_root
 from pie.page.key_table import as_keys
+from pie.policies import prefix_tree
 from pie.policies.loader import load_policies
 from pie.policies.lru import LruRetention
 from pie.policies.manager import RetentionManager
@@ -226,3 +228,30 @@ def test_a_prefix_that_fills_no_page_is_warned_of_where_it_stands() -> None:
         "5:10: prefixes.text.text: no page is meant: it is 0 tokens, and a page 1 of 'smollm2'"
     )
     assert not short_prefixes(policies, 1)
+
+
+def test_what_a_prompt_begins_with_is_found_out_before_a_step_asks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    named = {f"p{n}": NamedPrefix(tokens=[7, 7, n, n]) for n in range(100)}
+    prefixes = Prefixes({**named, **{f"q{n}": NamedPrefix(tokens=[n, 8]) for n in range(100)}})
+    prefixes.meet(MODELS[0], PAGE)
+    sequences = [[7, 7, 5, 5, 9, 9], [7, 7, 500, 500], [500, 500, 7, 7]]
+    root = tenant_root(MODELS[0], salt="mine")
+    for sequence in sequences:
+        prefixes.expect(MODELS[0], root, packed_pages(sequence, PAGE))
+    hashed = list[int]()
+
+    def counted(parent: RootKey, contents: Sequence[bytes]) -> list[PageKey]:
+        hashed.append(len(contents))
+        return keys_after(parent, contents)
+
+    monkeypatch.setattr(prefix_tree, "keys_after", counted)
+    for sequence in sequences:
+        for page in views(MODELS[0], "mine", sequence):
+            names = {
+                name for name, one in prefixes.named.items() if name in prefixes.names_of(page)
+            }
+            of_it = {name: list(one.tokens or ()) for name, one in prefixes.named.items()}
+            assert names == expected(of_it, MODELS[0], "mine", page.key)
+    assert sum(hashed) <= 1
