@@ -7,8 +7,9 @@ or how many copies several policies want together (`pie.policies.wishes`).
 What a policy cannot break: no group has fewer copies than the configuration says (so no last copy goes) or
 more than there are nodes; no more than `MOST_RAISED` groups have more copies than that, and no more than
 `MOST_AT_ONCE` groups change at a time. How many workers a model should have is a hint, which starts and
-stops nobody. Pages move within the limits of `pie.policies.order_limits`; a place lets go of what the pool has,
-and of the last copy only for a policy that says so. An order that was given is not given again for a while. Who
+stops nobody. Pages move within the limits of `pie.policies.order_limits`; a worker lets go of
+what the pool has, a pool node of what a worker has, never both at a time, and of the last copy only for a policy
+that says so. An order that was given is not given again for a while. Who
 has pages is looked up for no order that is refused without, and for `MOST_IN_VAIN` that are refused after: the
 rest of them come first in the next rounds.
 """
@@ -20,8 +21,8 @@ import math
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import cast
 
+from pie.page.events import PlaceKind
 from pie.page.key import PageKey
 from pie.policies.cluster_policy import (
     ClusterPolicy,
@@ -45,8 +46,9 @@ from pie.policies.order_checks import (
     bad_pages,
     looked_up,
 )
-from pie.policies.order_limits import BYTES_PER_S, MOST_MOVES, MOST_ORDERS, MOST_PAGES
-from pie.policies.remembered import Remembered
+from pie.policies.order_limits import BYTES_PER_S, MOST_MOVES, MOST_ORDERS
+from pie.policies.proposed_orders import kept, order_of
+from pie.policies.remembered import Leaving, Remembered
 
 log = logging.getLogger("pie.policies.cluster_manager")
 
@@ -55,27 +57,14 @@ MOST_RAISED = 512
 MOST_AT_ONCE = 32
 MOST_IN_VAIN = 32
 """Orders of a round that are refused for what a look at the index told: each look takes some milliseconds."""
-MOST_CHARS = 300
-"""Of a reason or a name: an event is kept in Redis, and there are a thousand."""
 _MOST_PROPOSALS = 4_096
-_MOST_NUMBER = (1 << 31) - 1
 _ACTIONS: Mapping[type[object], str] = {
     StorePages: "store",
     FetchPages: "fetch",
     LetGo: "let-go",
     MoveSession: "move",
 }
-_PAGES: Mapping[str, type[object]] = {"place": str, "pages": Sequence, "reason": str}
 _TOO_FAST = f"pages move at {BYTES_PER_S >> 20} MiB a second at most"
-_FIELDS: Mapping[type[object], Mapping[str, type[object]]] = {
-    SetCopies: {"group": bytes, "copies": int, "reason": str},
-    StorePages: _PAGES,
-    FetchPages: _PAGES,
-    LetGo: {**_PAGES, "start": int, "also_last": bool},
-    MoveSession: {"session": str, "place": str, "reason": str},
-    WantWorkers: {"model": str, "workers": int, "reason": str},
-}
-"""What the fields of an order must be: a user's policy may say anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +88,7 @@ class ClusterEvent:
     def __post_init__(self) -> None:
         """Make texts what can be kept, whatever a policy says: short, and of characters that UTF-8 has."""
         for name in ("policy", "reason", "place", "model"):
-            object.__setattr__(self, name, _kept(getattr(self, name)))
+            object.__setattr__(self, name, kept(getattr(self, name)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +184,8 @@ class ClusterManager:
         except BaseException as error:
             if not is_own(error):
                 raise
-            return Asked(number, failures=(_kept(told(error)),))
-        good = [order for one in proposed if (order := _order(one)) is not None]
+            return Asked(number, failures=(kept(told(error)),))
+        good = [order for one in proposed if (order := order_of(one)) is not None]
         failures = []
         if len(good) < len(proposed):
             failures.append(f"{len(proposed) - len(good)} proposals are no orders")
@@ -288,7 +277,7 @@ class ClusterManager:
     def _want(self, number: int, order: WantWorkers, now: _Round) -> None:
         refused = bad_hint(order, now.view)
         if not refused:
-            wanted = Wanted(order.workers, _kept(order.reason), self._names[number])
+            wanted = Wanted(order.workers, kept(order.reason), self._names[number])
             refused = now.decision.remembered.hints.say(order.model, wanted)
         if refused:
             self._refuse(number, order, refused, now)
@@ -342,10 +331,21 @@ class ClusterManager:
             now.in_vain += 1
             remembered.in_vain.pop(_key(order), None)
             remembered.in_vain[_key(order)] = now.view.now_s
+        elif isinstance(left, LetGo) and not left.also_last:
+            refused = self._leaning(left, now)
         elif remembered.bytes_left < min(size, BYTES_PER_S):
             now.slowed.add(number)
             refused = _TOO_FAST
         return refused, left, size
+
+    def _leaning(self, order: LetGo, now: _Round) -> str:
+        """Return that what an order leans on, the pool's copies or the workers', is told to go itself; else nothing."""
+        others = PlaceKind.POOL if _kind(order, now) is PlaceKind.WORKER else PlaceKind.WORKER
+        going = order.pages[order.start :]
+        if not now.decision.remembered.let_go_at(others, going):
+            return ""
+        whose = "the pool" if others is PlaceKind.POOL else "a worker"
+        return f"{whose} is letting go of them, so that they may be the last copies"
 
     def _book(
         self,
@@ -364,7 +364,11 @@ class ClusterManager:
             now.moves += 1
         else:
             now.orders += 1
-            pages = len(order.pages) - (order.start if isinstance(order, LetGo) else 0)
+            pages = len(order.pages)
+        if isinstance(order, LetGo):
+            pages -= order.start
+            going = frozenset(order.pages[order.start :])
+            decision.remembered.leaving[key] = Leaving(_kind(order, now), going)
         event = ClusterEvent(name, _ACTIONS[type(order)], None, 0, order.reason, order.place, pages)
         decision.events.append(event)
 
@@ -416,6 +420,12 @@ class ClusterManager:
             decision.events.append(ClusterEvent(name, "fail", None, 0, reason))
 
 
+def _kind(order: LetGo, now: _Round) -> PlaceKind:
+    place = now.view.place(order.place)
+    assert place is not None, "bad_pages was asked"
+    return place.kind
+
+
 def _key(order: Order) -> tuple[object, ...]:
     if isinstance(order, SetCopies):
         return ("copies", order.group, order.copies)
@@ -427,50 +437,3 @@ def _key(order: Order) -> tuple[object, ...]:
     if isinstance(order, LetGo):
         return ("let-go", order.place, last, order.start, order.also_last)
     return (type(order).__name__, order.place, last)
-
-
-def _order(proposal: object) -> Order | None:
-    """Return a proposal with fields of Python's own types, so that none runs a policy's code; None where it is no order."""
-    kind = type(proposal)
-    fields = _FIELDS.get(kind)
-    if fields is None:
-        return None
-    try:
-        found = {name: _field(getattr(proposal, name), of) for name, of in fields.items()}
-    except BaseException as error:
-        if not is_own(error):
-            raise
-        return None
-    return cast(Order, kind(**found))
-
-
-def _field(value: object, kind: type[object]) -> object:
-    """Return what a field says.
-
-    Raises:
-        TypeError: It is of another type; whatever else the value raises.
-        ValueError: It is a number or a name that nothing has.
-    """
-    if not isinstance(value, kind):
-        raise TypeError(kind.__name__)
-    if kind is bytes:
-        return bytes(memoryview(cast(bytes, value)))
-    if kind is int:
-        number = int.__int__(cast(int, value))
-        if abs(number) > _MOST_NUMBER:
-            raise ValueError("number")
-        return number
-    if kind is str:
-        # More than is kept, so that a longer name is not taken for one that is there.
-        return str.__str__(cast(str, value))[: MOST_CHARS + 1]
-    if kind is Sequence:
-        pages = islice(cast(Sequence[object], value), MOST_PAGES + 1)
-        return tuple(_field(page, bytes) for page in pages)
-    return value
-
-
-def _kept(text: str) -> str:
-    """Return a text as it is kept in the log of events."""
-    cut = text if len(text) <= MOST_CHARS else f"{text[: MOST_CHARS - 1]}…"
-    escaped = cut.encode("utf-8", "backslashreplace").decode()
-    return escaped if len(escaped) <= MOST_CHARS else f"{escaped[: MOST_CHARS - 1]}…"

@@ -6,7 +6,7 @@ a time (`pie.policies.cluster_manager`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -44,6 +44,11 @@ class Holders(Protocol):
     def held(self, pages: Sequence[PageKey]) -> HeldPages:
         """Return who has leading pages: some milliseconds where there are many."""
         ...
+
+
+def kept_by_workers(found: HeldPages, leaving: Collection[PlaceId]) -> int:
+    """Return how many leading pages one worker has that is not about to leave."""
+    return max((pages for place, pages in found.workers.items() if place not in leaving), default=0)
 
 
 def bad_copies(order: SetCopies, view: ClusterView) -> str:
@@ -116,7 +121,8 @@ def looked_up(order: PageOrder, view: ClusterView, holders: Holders) -> tuple[st
     if isinstance(order, LetGo):
         elsewhere = found.pooled
         if place.kind is PlaceKind.POOL:
-            elsewhere = max(found.workers.values(), default=0)
+            leaving = {one.place for one in view.places if one.draining}
+            elsewhere = kept_by_workers(found, leaving)
         refused = "" if elsewhere > order.start else "they are the last copies"
         return refused, replace(order, pages=order.pages[:elsewhere]), 0
     if isinstance(order, StorePages):

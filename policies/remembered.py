@@ -6,8 +6,11 @@ what is decided with it (`pie.policies.cluster_manager`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
+from pie.page.events import PlaceKind
+from pie.page.key import PageKey
 from pie.policies.cluster_policy import ClusterPolicy
 from pie.policies.hints import Hints
 from pie.policies.order_limits import AGAIN_S, BYTES_PER_S
@@ -16,6 +19,15 @@ from pie.policies.wishes import Wishes
 QUIET_S = 60.0
 """How long refusals for one reason are not told again."""
 _MOST_REMEMBERED = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """Pages that a place was told to let go of."""
+
+    kind: PlaceKind
+    pages: frozenset[PageKey]
+
 
 _Times = dict[tuple[object, ...], float]
 
@@ -36,6 +48,8 @@ class Remembered:
         """Orders, and when they were given."""
         self.in_vain: _Times = {}
         """Orders that were looked up in vain, and when."""
+        self.leaving: dict[tuple[object, ...], Leaving] = {}
+        """Orders to let go of pages, and of which."""
         self.bytes_left = float(BYTES_PER_S)
         """What may move now."""
         self._filled_s: float | None = None
@@ -51,6 +65,7 @@ class Remembered:
             dict(self.given),
             dict(self.in_vain),
         )
+        other.leaving = dict(self.leaving)
         other.bytes_left, other._filled_s = self.bytes_left, self._filled_s
         other.failures = list(self.failures)
         return other
@@ -69,3 +84,9 @@ class Remembered:
                 del memory[key]
             while len(memory) > _MOST_REMEMBERED:
                 del memory[next(iter(memory))]
+        self.leaving = {key: one for key, one in self.leaving.items() if key in self.given}
+
+    def let_go_at(self, kind: PlaceKind, pages: Iterable[PageKey]) -> bool:
+        """Say whether places of a kind were told lately to let go of any of these pages."""
+        some = [one.pages for one in self.leaving.values() if one.kind is kind]
+        return bool(some) and not all(map(frozenset(pages).isdisjoint, some))

@@ -16,7 +16,7 @@ from pie.index.contract import PlaceRecord
 from pie.page.events import Part, PlaceId, PlaceKind
 from pie.policies.cluster_manager import ClusterEvent, Given
 from pie.policies.cluster_policy import FetchPages, LetGo, MoveSession, StorePages
-from pie.policies.order_checks import PageOrder
+from pie.policies.order_checks import Holders, PageOrder, kept_by_workers
 from pie.policies.order_limits import ANSWER_S
 from pie.router.link import WorkerLink
 from pie.router.nodes import NodeSet
@@ -39,6 +39,7 @@ class Ordering:
         links: Connections to workers.
         records: Places that are up.
         nodes: Connections to pool nodes; closed with this.
+        holders: Who has pages, for a last look before a pool node removes some; none is taken where None.
     """
 
     def __init__(
@@ -46,10 +47,12 @@ class Ordering:
         links: Callable[[], Mapping[PlaceId, WorkerLink]],
         records: Callable[[], Mapping[PlaceId, PlaceRecord]] = dict,
         nodes: NodeSet | None = None,
+        holders: Holders | None = None,
     ) -> None:
         self._links = links
         self._records = records
         self._nodes = nodes or NodeSet()
+        self._holders = holders
         self._tasks: dict[asyncio.Task[None], PlaceId] = {}
         self._told: list[ClusterEvent] = []
 
@@ -111,9 +114,13 @@ class Ordering:
     async def _remove(self, record: PlaceRecord, order: LetGo) -> PagesMoved:
         """Let a pool node remove pages."""
         self._nodes.keep([one for one in self._records().values() if one.kind is PlaceKind.POOL])
-        gone, left, going = 0, 0, order.pages[order.start :]
-        for at in range(0, len(going), _REMOVED_AT_ONCE):
-            some = going[at : at + _REMOVED_AT_ONCE]
+        gone, left = 0, 0
+        for at in range(order.start, len(order.pages), _REMOVED_AT_ONCE):
+            end = min(at + _REMOVED_AT_ONCE, len(order.pages))
+            some = order.pages[at : min(end, self._may_go(order))]
+            left += end - at - len(some)
+            if not some:
+                continue
             # Which parts they have only their model knows: what is not there is not removed.
             named = tuple((key, int(part)) for key in some for part in Part)
             message = RemovePages(new_request_id(), record.epoch, named)
@@ -125,6 +132,13 @@ class Ordering:
                 gone += PageChange.DONE in parts
                 left += PageChange.IN_USE in parts
         return PagesMoved("", gone, left)
+
+    def _may_go(self, order: LetGo) -> int:
+        """Return up to which page a pool node may let go: workers may have let go of some since it was ordered."""
+        if order.also_last or self._holders is None:
+            return len(order.pages)
+        leaving = {place for place, record in self._records().items() if record.draining}
+        return kept_by_workers(self._holders.held(order.pages), leaving)
 
     def _tell(self, policy: str, action: str, order: PageOrder, reason: str, pages: int) -> None:
         self._told.append(ClusterEvent(policy, action, None, 0, reason, order.place, pages))

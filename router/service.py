@@ -267,17 +267,19 @@ class RouterService:
         if not await self._feed.ready(self.settings.index_ready_timeout_s):
             log.warning("the index could not be read yet; serving without it until it can")
         self._name = _own_name(self._title, self._url)
+        chooser = self._chooser
+        overview = Overview(
+            self._mirror, lambda: self._workers.links, chooser.demand, chooser.conversations
+        )
         self._conductor = Conductor(
             self._index_url,
             self._name,
-            Overview(
-                self._mirror,
-                lambda: self._workers.links,
-                self._chooser.demand,
-                self._chooser.conversations,
-            ),
+            overview,
             Ordering(
-                lambda: self._workers.links, self._mirror.places, NodeSet(secret=self._secret)
+                lambda: self._workers.links,
+                self._mirror.places,
+                NodeSet(secret=self._secret),
+                overview,
             ),
             self._policies.current,
             resolve=self._named.resolve,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from pie.page.events import PlaceId, PlaceKind
+from pie.page.key import PageKey
 from pie.policies.cluster_manager import ClusterManager, Decision
 from pie.policies.cluster_policy import (
     ClusterView,
@@ -26,6 +28,7 @@ from pie.policies.errors import PolicyFileError
 from pie.policies.expire import Expire
 from pie.policies.follow_session import FollowSession
 from pie.policies.loader import load_policies
+from pie.policies.order_checks import HeldPages
 from pie.policies.order_limits import AGAIN_S, BYTES_PER_S, MOST_MOVES, MOST_ORDERS, MOST_PAGES
 from pie.policies.policy_set import PolicySet, WorkerMoves, always
 from pie.policies.rebalance import Rebalance
@@ -265,64 +268,101 @@ def test_one_policy_that_fails_does_not_keep_the_others_from_ordering() -> None:
     ]
 
 
+COUNTS = st.sampled_from([10, 0, 5, 7])
+RUNS = st.one_of(
+    COUNTS.map(lambda count: PAGES[:count]),
+    st.lists(st.sampled_from(PAGES), max_size=12),
+)
+"""Of a sequence from its first page on, as they are to be, and others."""
 ORDERS = st.one_of(
+    st.builds(StorePages, st.sampled_from([A, B, POOL, PlaceId("c")]), RUNS, st.just("x")),
+    st.builds(FetchPages, st.sampled_from([A, B, POOL]), RUNS, st.just("x")),
     st.builds(
-        StorePages,
-        st.sampled_from([A, B, POOL, PlaceId("c")]),
-        st.lists(st.sampled_from(PAGES), max_size=12),
-        st.just("x"),
-    ),
-    st.builds(
-        FetchPages,
-        st.sampled_from([A, B, POOL]),
-        st.lists(st.sampled_from(PAGES), max_size=12),
-        st.just("x"),
-    ),
-    st.builds(
-        LetGo,
-        st.sampled_from([A, B, POOL]),
-        st.lists(st.sampled_from(PAGES), max_size=12),
-        st.just("x"),
-        st.integers(-3, 15),
+        LetGo, st.sampled_from([A, B, POOL]), RUNS, st.just("x"), st.sampled_from([0, 5, 11, -1])
     ),
     st.builds(MoveSession, st.sampled_from(["s", "t"]), st.sampled_from([A, B]), st.just("x")),
 )
+HELD = COUNTS.map(lambda count: set(PAGES[:count]))
+
+
+class Places:
+    """Workers and a pool that do what they are told, whatever becomes of it."""
+
+    def __init__(self, held: dict[PlaceId, set[PageKey]]) -> None:
+        self.by_place = held
+
+    def held(self, pages: Sequence[PageKey]) -> HeldPages:
+        found = {
+            place: next((at for at, page in enumerate(pages) if page not in has), len(pages))
+            for place, has in self.by_place.items()
+        }
+        return HeldPages(found, found.pop(POOL))
+
+    def carry_out(self, order: StorePages | FetchPages | LetGo) -> int:
+        """Return how many pages moved."""
+        here, pool = self.by_place[order.place], self.by_place[POOL]
+        if isinstance(order, LetGo):
+            here -= set(order.pages[order.start :])
+            return 0
+        source, into = (here, pool) if isinstance(order, StorePages) else (pool, here)
+        before = len(into)
+        into |= source & set(order.pages)
+        return len(into) - before
 
 
 @given(
     rounds=st.lists(st.lists(ORDERS, max_size=20), max_size=6),
-    held=st.fixed_dictionaries({"a": st.integers(0, 12), "b": st.integers(0, 12)}),
-    pooled=st.integers(0, 12),
+    held=st.fixed_dictionaries({A: HELD, B: HELD, POOL: HELD}),
     page_bytes=st.sampled_from([1, 1 << 20, 64 << 20]),
+    late=st.integers(0, 2),
+    draws=st.randoms(use_true_random=False),
 )
 def test_whatever_is_ordered_no_last_copy_goes_and_the_rate_is_kept(
-    rounds: list[list[Order]], held: dict[str, int], pooled: int, page_bytes: int
+    rounds: list[list[Order]],
+    held: dict[PlaceId, set[PageKey]],
+    page_bytes: int,
+    late: int,
+    draws: random.Random,
 ) -> None:
-    holders = Held(held, pooled)
+    """Orders are carried out in any order, some rounds after they were given."""
+    holders, every = Places(held), set().union(*held.values())
     policy = Says()
     manager = ClusterManager([("says", policy)])
-    moved = 0
+    moved, under_way = 0, list[list[StorePages | FetchPages | LetGo]]()
     places = [worker(A, page_bytes=page_bytes), worker(B, page_bytes=page_bytes)]
     for second, orders in enumerate(rounds):
         policy.orders = tuple(orders)
-        decision = round_of(
-            manager, view(session(), places=places, now_s=float(second)), {}, holders
-        )
-        assert len(decision.given) <= MOST_ORDERS
-        for given_order in decision.given:
-            order = given_order.order
-            if isinstance(order, LetGo):
-                where = holders.held(order.pages).pooled
-                if order.place == POOL:
-                    where = max(holders.held(order.pages).workers.values())
-                assert 0 <= order.start < len(order.pages) <= where
-            elif isinstance(order, StorePages | FetchPages):
-                found = holders.held(order.pages)
-                here = found.workers.get(order.place, 0)
-                moved += abs(here - found.pooled) * page_bytes
+        shown = view(session(), places=places, now_s=float(second))
+        decision = round_of(manager, shown, {}, holders)
+        about_pages = [
+            one.order for one in decision.given if not isinstance(one.order, MoveSession)
+        ]
+        assert len(about_pages) <= MOST_ORDERS
         assert all(event.reason for event in decision.events)
+        draws.shuffle(about_pages)
+        under_way.append(about_pages)
+        for order in under_way.pop(0) if len(under_way) > late else ():
+            moved += holders.carry_out(order) * page_bytes
+            assert set().union(*held.values()) == every, order
     # Twice a second's worth may have gathered, and one order larger than that goes all the same.
     assert moved <= BYTES_PER_S * (len(rounds) + 2) + 12 * page_bytes
+
+
+def test_of_two_that_lean_on_each_others_copies_one_keeps_its_own() -> None:
+    held = Held({"a": 10}, pooled=10)
+    near, pooled = LetGo(A, PAGES, "x", start=4), LetGo(POOL, PAGES, "y")
+    for orders, refused in (
+        ((near, pooled), "a worker is letting go of them, so that they may be the last copies (y)"),
+        ((pooled, near), "the pool is letting go of them, so that they may be the last copies (x)"),
+    ):
+        decision = decided(*orders, holders=held)
+        assert [one.order for one in decision.given] == [orders[0]]
+        assert reasons(decision) == [refused]
+    both = decided(near, replace(pooled, also_last=True), holders=held)
+    assert len(both.given) == 2, "the policy says that last copies go"
+    assert len(decided(near, LetGo(POOL, PAGES[:4], "y"), holders=held).given) == 2
+    leaving = view(session(), places=[worker(A, draining=True), worker(B)])
+    assert reasons(decided(pooled, holders=held, shown=leaving)) == ["they are the last copies (y)"]
 
 
 def migration(text: str) -> PolicySet:

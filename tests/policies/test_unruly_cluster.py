@@ -10,8 +10,9 @@ import pytest
 
 from pie.page.events import PlaceId
 from pie.page.key import PageKey
-from pie.policies.cluster_manager import MOST_CHARS, Asked, ClusterEvent, ClusterManager
+from pie.policies.cluster_manager import Asked, ClusterEvent, ClusterManager
 from pie.policies.cluster_policy import ClusterView, MoveSession, Order, SetCopies, StorePages
+from pie.policies.proposed_orders import MOST_CHARS
 from pie.policies.steps import at_once
 from pie.router.aside import AskedAside
 from tests.policies.pages import Held, key, round_of
