@@ -63,6 +63,8 @@ class RuleBook:
         self._used_s = array("d")
         self._owners: list[tuple[str, str]] = []
         """Tags of each page's tenant and conversation."""
+        self._is_shared = array("B")
+        """Whether several pages have come after each page, or after one that comes after it; where sessions are kept."""
         self._candidates: list[tuple[int, ...]] = []
         """For each row the rules that it may fall under, once it is old or was used often enough."""
         self._pinned_bytes = [0] * len(rules)
@@ -99,6 +101,7 @@ class RuleBook:
             self._due_s.extend([_NEVER_S] * missing)
             self._timer_places.extend([NO_ROW] * missing)
             self._owners.extend([("", "")] * missing)
+            self._is_shared.extend([0] * missing)
             self._candidates.extend([()] * missing)
         past = past or PageHistory(0, now_s, now_s)
         self._hits[row], self._stored_s[row], self._used_s[row] = past
@@ -109,6 +112,8 @@ class RuleBook:
         if any(rules[n].selector.hits or rules[n].selector.age_s for n in matching):
             self._candidates[row] = matching
         rule, quota = self._first_of(row, matching, now_s)
+        if self._sessions:
+            self._mark_shared(row)
         self._quotas.used(row)
         self._put_under(row, rule)
         self._put_under_quota(row, quota)
@@ -128,7 +133,7 @@ class RuleBook:
         if self._queues.band_of(row) is Band.FIRST:
             self._queues.set_band(row, Band.ORDER)
             self._set_timer(row, now_s)
-        if number in self._sessions:
+        if number in self._sessions and not self._is_shared[row]:
             self._sessions[number].used(row, self._owners[row], now_s)
 
     def removed(self, row: Row) -> None:
@@ -184,6 +189,16 @@ class RuleBook:
         assert len(self._timers) <= len(rows)
         for sessions in self._sessions.values():
             sessions.check()
+
+    def _mark_shared(self, row: Row) -> None:
+        """Note which pages others go on from now that one is new; each is marked once."""
+        rows = self._rows
+        self._is_shared[row] = rows.children[row] > 1
+        before = rows.parent(row)
+        if before >= 0 and rows.children[before] > 1:
+            while before >= 0 and not self._is_shared[before]:
+                self._is_shared[before] = 1
+                before = rows.parent(before)
 
     def _first_of(self, row: Row, candidates: Sequence[int], now_s: float) -> tuple[int, int]:
         """Return the first rule and the first quota whose number of uses and age a page has reached."""

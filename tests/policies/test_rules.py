@@ -234,6 +234,33 @@ def test_the_conversation_unused_for_longest_gives_its_place() -> None:
     assert leaving(manager, 2.0) == [2, 3, 9, 1, 0, 5]
 
 
+def test_who_computed_a_shared_prefix_first_is_not_kept_by_those_that_share_it() -> None:
+    manager = ruled((Selector(session="?*"), KeepSession(keep=10.0, max=6)))
+    manager.stored(page(0, session="first"), 0.0)
+    manager.stored(page(1, 0, session="first"), 0.0)
+    manager.stored(page(2, 1, session="first"), 0.0)
+    for at in range(10, 14):
+        manager.hit(key(1), Part.FULL, float(at))
+        manager.hit(key(0), Part.FULL, float(at))
+        manager.stored(page(at, 1, session=f"later {at}"), float(at))
+    manager.stored(page(20), 14.0)
+    # The prefix is let go of with its conversation; what follows it is kept, so it goes after that.
+    assert leaving(manager, 14.0) == [2, 20, 10, 11, 12, 13, 1, 0]
+    # A conversation's own pages are used by itself.
+    manager.hit(key(2), Part.FULL, 15.0)
+    assert leaving(manager, 15.0)[:2] == [20, 10]
+
+
+def test_a_conversation_that_an_old_page_joins_is_no_younger_for_it() -> None:
+    manager = ruled((Selector(session="?*", age=5.0), KeepSession(keep=100.0, max=2)))
+    manager.stored(page(2, session="used"), 0.0)
+    manager.stored(page(1, session="old"), 0.0)
+    manager.hit(key(2), Part.FULL, 4.0)
+    assert leaving(manager, 5.0) == [1, 2]
+    manager.stored(page(3, session="new"), 5.5)
+    assert leaving(manager, 11.0) == [1, 2, 3]
+
+
 def test_conversations_of_two_tenants_with_one_name_are_two() -> None:
     manager = ruled((Selector(), KeepSession(keep=10.0)))
     manager.stored(page(1, session="s", tenant="a"), 0.0)
