@@ -13,7 +13,15 @@ import pytest
 from openai import OpenAI
 
 from pie.cluster.errors import ConfigError
-from pie.cluster.policy_edit import Desk, apply_file, difference, history, roll_back
+from pie.cluster.policy_edit import (
+    Desk,
+    apply_file,
+    difference,
+    history,
+    in_force,
+    roll_back,
+    warnings,
+)
 from tests.support.serving import Serving
 
 pytestmark = [pytest.mark.live, pytest.mark.xdist_group("command"), pytest.mark.timeout(400)]
@@ -198,6 +206,26 @@ def test_an_edit_of_the_watched_file_takes_effect_and_a_bad_one_is_told(
     found(client, "It answers all the same.")
     mount(serving.folder, "fourth", POLICIES)
     wait_for(lambda: runs(before + 2) and not refused())
+
+
+def test_a_module_that_only_the_router_lacks_is_told_with_where_it_looked(
+    serving: Serving, tmp_path: Path
+) -> None:
+    desk, file = Desk(serving.url, ""), tmp_path / "mine.yaml"
+    before = in_force(desk)
+    assert before.startswith(f"in force at {serving.url}: version ")
+    assert "  rule 1      keep-session, keep: 10m, max: 16MiB" in before
+    assert "  migration   spill-to-pool" in before
+    shutil.copy(EXAMPLE, tmp_path / "only_here.py")
+    file.write_text("worker:\n  retention: only_here:NewestFirst\n")
+    for ask in (apply_file, difference, warnings):
+        with pytest.raises(ConfigError) as caught:
+            ask(desk, file, *([print] if ask is apply_file else []))
+        assert str(caught.value) == (
+            f"{file}:2:14: worker.retention: there is no module 'only_here' in {serving.folder} "
+            f"or on Python's path (at the router, {serving.url})"
+        )
+    assert in_force(desk) == before
 
 
 def test_a_policy_of_ones_own_evicts_by_its_own_rule(serving: Serving, client: OpenAI) -> None:
