@@ -31,7 +31,7 @@ class _Account:
 
     name: tuple[int, str]
     most: int
-    leaves: RowHeap
+    leaves: RowHeap[int]
     """In the order in which they are given."""
     used: int = 0
     pages: int = 0

@@ -6,12 +6,17 @@ changed or are gone, which then are dropped all at once by whoever meets them; h
 
 from __future__ import annotations
 
+import heapq
 from array import array
+from collections.abc import Iterator, Sequence
+from typing import Generic, TypeVar
 
 from pie.policies.page_rows import NO_ROW, Row
 
+_Number = TypeVar("_Number", int, float, tuple[float, int])
 
-class RowHeap:
+
+class RowHeap(Generic[_Number]):
     """A binary heap of rows; every change costs O(log n). A row stands in one heap of a column of places.
 
     Args:
@@ -21,8 +26,8 @@ class RowHeap:
 
     __slots__ = ("_heap", "_keys", "_places")
 
-    def __init__(self, keys: array[float] | array[int], places: array[int]) -> None:
-        self._keys = keys
+    def __init__(self, keys: Sequence[_Number], places: array[int]) -> None:
+        self._keys: Sequence[_Number] = keys
         self._places = places
         self._heap: list[Row] = []
 
@@ -32,6 +37,17 @@ class RowHeap:
     def first(self) -> Row:
         """Return the row with the smallest number, or `NO_ROW`."""
         return self._heap[0] if self._heap else NO_ROW
+
+    def in_order(self) -> Iterator[Row]:
+        """List the rows, the smallest number first; the k-th costs O(log k). Nothing may change meanwhile."""
+        heap, keys = self._heap, self._keys
+        ahead = [(keys[heap[0]], 0)] if heap else []
+        while ahead:
+            at = heapq.heappop(ahead)[1]
+            yield heap[at]
+            for below in (2 * at + 1, 2 * at + 2):
+                if below < len(heap):
+                    heapq.heappush(ahead, (keys[heap[below]], below))
 
     def put(self, row: Row) -> None:
         """Let a row stand where its number says, whether it stood here or in no heap."""

@@ -82,6 +82,21 @@ def test_a_tenant_that_has_no_page_any_more_is_forgotten() -> None:
     assert not any(vars(policy).values())
 
 
+def test_what_was_used_often_stays_as_if_it_had_been_used_later() -> None:
+    manager = RetentionManager(
+        policies(
+            "worker: {retention: {policy: 'used_often:UsedOften', doubling_s: 3}}"
+        ).new_retention()
+    )
+    for number in range(4):
+        manager.stored(page(number), float(number))
+    manager.hit(page(0).key, Part.FULL, 0.5)
+    assert order(manager) == [1, 2, 3, 0]
+    manager.hit(page(1).key, Part.FULL, 3.0)
+    assert order(manager) == [2, 3, 0, 1]
+    assert manager.counts.fallbacks == manager.counts.failures == 0
+
+
 def worker(name: str, queued: int = 0, device: int = 0, *, session: bool = False) -> WorkerView:
     return WorkerView(PlaceId(name), device, queued_tokens=queued, has_session=session)
 
