@@ -36,7 +36,20 @@ LATEST_UNIX_S = 253_402_300_799
 """The end of the year 9999: no later time can be told."""
 _MOST_DIGITS = 15
 
-_APPLY = """
+_MEND = """
+-- What is of another type was written by somebody else, and what was there is lost.
+local function mend(kind, ...)
+  for _, key in ipairs({...}) do
+    local is = redis.call('TYPE', key).ok
+    if is ~= kind and is ~= 'none' then redis.call('UNLINK', key) end
+  end
+end
+"""
+_APPLY = (
+    _MEND
+    + """
+mend('string', KEYS[1])
+mend('hash', KEYS[2], KEYS[4])
 local number = redis.call('INCR', KEYS[1])
 redis.call('HSET', KEYS[2], number, ARGV[1])
 redis.call('HSET', KEYS[4], number, ARGV[2])
@@ -61,8 +74,13 @@ for _, one in ipairs(earlier) do
 end
 return number
 """
+)
 _NOW = "return redis.call('TIME')[1]"
-TELL = """
+TELL = (
+    _MEND
+    + """
+mend('hash', KEYS[1], KEYS[5], KEYS[6])
+mend('string', KEYS[2], KEYS[3], KEYS[4])
 redis.call('HSET', KEYS[1], ARGV[1], redis.call('TIME')[1] .. ' ' .. ARGV[2])
 local number = redis.call('GET', KEYS[2]) or '0'
 local head = redis.call('HGET', KEYS[5], number)
@@ -70,6 +88,7 @@ local head = redis.call('HGET', KEYS[5], number)
 local digest = head and string.sub(head, 1, 40) or redis.sha1hex(redis.call('HGET', KEYS[6], number) or '')
 return {number, redis.call('GET', KEYS[3]) or '', redis.call('GET', KEYS[4]) or '', digest}
 """
+)
 """Say what a place runs; return the number of the version in force, the table of copies, the edit that was refused,
 and the version's SHA-1."""
 FORGET = """

@@ -40,6 +40,9 @@ _FORGOTTEN_BYTES = 4 << 20
 
 _BEGIN = (
     NOW
+    + f"""
+local entry_bytes, most_entry_bytes = {ENTRY_BYTES}, {MOST_VALUE_BYTES}
+"""
     + """
 -- KEYS values, order, bytes
 local kinds = {'hash', 'zset', 'string'}
@@ -49,17 +52,27 @@ for i = 1, 3 do
   if kind == 'none' then missing = missing + 1
   elseif kind ~= kinds[i] then strange = true end
 end
+local last = 0
+if missing == 0 and not strange then
+  local count, said = redis.call('ZCARD', KEYS[2]), redis.call('GET', KEYS[3])
+  last = tonumber(redis.call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')[2]) or 0
+  local bytes = #said < 16 and string.match(said, '^%d+$')
+  bytes = tonumber(bytes or '-1')
+  strange = bytes < count * entry_bytes or bytes > count * most_entry_bytes
+    or redis.call('HLEN', KEYS[1]) ~= count or last >= 2 ^ 53
+end
 -- What somebody else wrote, or a Redis has dropped in part, says nothing.
-if strange or (missing > 0 and missing < 3) then redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[3]) end
+if strange or (missing > 0 and missing < 3) then
+  redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[3])
+  last = 0
+end
 """
 )
 
 _STAMP = """
 -- Later than all that is there, whatever became of the clock: what was put last is forgotten last.
 local function stamp()
-  local last = redis.call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')[2]
-  last = tonumber(last or '0')
-  if last and last > now and last < 2 ^ 53 then return string.format('%.0f', last + 1) end
+  if last > now then return string.format('%.0f', last + 1) end
   return string.format('%.0f', now)
 end
 """
@@ -68,7 +81,7 @@ _DROP = """
 local function drop(name, bytes)
   local size = redis.call('HSTRLEN', KEYS[1], name)
   if redis.call('HDEL', KEYS[1], name) == 1 then
-    bytes = bytes - size - #name - tonumber(ARGV[1])
+    bytes = bytes - size - #name - entry_bytes
   end
   redis.call('ZREM', KEYS[2], name)
   return bytes
@@ -80,19 +93,19 @@ _PUT = (
     + _STAMP
     + _DROP
     + """
--- ARGV bytes of an entry, ttl ms, most, bytes of all, ms that keys are there, how many and how many bytes may be
+-- ARGV ttl ms, most, bytes of all, ms that keys are there, how many and how many bytes may be
 --      forgotten in a step, then names and values
-local ttl, most, budget = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
-local rounds, step = tonumber(ARGV[6]), tonumber(ARGV[7])
+local ttl, most, budget = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local rounds, step = tonumber(ARGV[5]), tonumber(ARGV[6])
 local bytes = tonumber(redis.call('GET', KEYS[3]) or '0') or 0
 -- Redis looks only at a script's first write whether it is full, and only where that adds something.
 local at = now
-if #ARGV > 7 then
+if #ARGV > 6 then
   redis.call('SET', KEYS[3], string.format('%d', bytes))
   at = stamp()
 end
-for i = 8, #ARGV, 2 do
-  bytes = drop(ARGV[i], bytes) + #ARGV[i] + #ARGV[i + 1] + tonumber(ARGV[1])
+for i = 7, #ARGV, 2 do
+  bytes = drop(ARGV[i], bytes) + #ARGV[i] + #ARGV[i + 1] + entry_bytes
   redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1])
   redis.call('ZADD', KEYS[2], at, ARGV[i])
 end
@@ -109,8 +122,8 @@ for round = 1, rounds do
   end
 end
 if redis.call('ZCARD', KEYS[2]) > 0 then
-  if #ARGV > 7 or bytes ~= begun then redis.call('SET', KEYS[3], string.format('%d', bytes)) end
-  for i = 1, 3 do redis.call('PEXPIRE', KEYS[i], ARGV[5]) end
+  if #ARGV > 6 or bytes ~= begun then redis.call('SET', KEYS[3], string.format('%d', bytes)) end
+  for i = 1, 3 do redis.call('PEXPIRE', KEYS[i], ARGV[4]) end
 else redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[3]) end
 return more
 """
@@ -188,7 +201,6 @@ class RedisShelf:
         """Put names and values, and forget some; say whether there is more to forget."""
         limits = self._limits
         args: list[Argument] = [
-            ENTRY_BYTES,
             int(limits.ttl_s * 1000),
             limits.most,
             limits.budget_bytes,

@@ -209,6 +209,27 @@ async def test_a_redis_that_lost_its_versions_is_told_the_latest(
     assert [number for number, _ in one.taken] == sorted({number for number, _ in one.taken})
 
 
+async def test_what_somebody_else_wrote_in_a_key_s_stead_keeps_no_version_from_places(
+    store: PolicyStore, index_settings: IndexSettings, follow: Callable[[str], Follower]
+) -> None:
+    keys = PolicyKeys(index_settings.key_prefix)
+    one = follow("w0")
+    await one.follower.start()
+    store.apply("first", "")
+    await until(lambda: one.taken == [(1, "first")])
+    with redis.Redis.from_url(index_settings.url) as client:
+        for name in (keys.places, keys.copies, keys.refused, keys.heads, keys.versions, keys.count):
+            client.delete(name)
+            client.lpush(name, "x")
+        await until(lambda: client.type(keys.count) == b"string")
+    # The latest version that a place knows of is Redis's again.
+    await until(lambda: store.current() == 1)
+    assert store.apply("second", "") == 2
+    await until(lambda: one.taken[-1] == (2, "second"))
+    await until(lambda: store.places() == {"w0": PlacePolicies(2)})
+    assert list(store.versions()) == [1, 2]
+
+
 async def test_who_has_left_is_listed_no_more_and_who_is_long_gone_is_forgotten(
     store: PolicyStore, index_settings: IndexSettings, follow: Callable[[str], Follower]
 ) -> None:
