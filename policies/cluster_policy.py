@@ -38,8 +38,8 @@ class GroupView:
     chain: Sequence[PageKey] = ()
     """The pages of a prompt that holds it, from the first one up to the group's last; empty where they
     are not known."""
-    workers: Sequence[PlaceId] = ()
-    """Workers that hold all of `chain`."""
+    workers: Sequence[PlaceId] | None = None
+    """Workers that hold all of `chain`; None where that is not known, as of all but the groups used most."""
     model_root: bytes = b""
     tenant_tag: str = ""
     """Whose prompt held it last; empty for no tenant's."""
@@ -51,7 +51,8 @@ class GroupView:
     def __post_init__(self) -> None:
         """Take sequences as tuples: several policies see one view, on a thread each."""
         object.__setattr__(self, "chain", tuple(self.chain))
-        object.__setattr__(self, "workers", tuple(self.workers))
+        if self.workers is not None:
+            object.__setattr__(self, "workers", tuple(self.workers))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,13 @@ each of its copies gets another copy, up to `copies`; one whose uses have stayed
 
 Workers alike, where `workers` says so: a prompt's pages up to a group that is used more than `worker_uses` times a
 second for each worker that has them are brought near as many more as that takes, before the first drowns; what was
-brought so is let go of when it cools. It is ordered in every round until it is there: the manager gives no order twice,
-and one that it refuses for now, because pages move no faster, has its turn later.
+brought so is let go of when it cools, but for the groups at its beginning that are hot still. Both are ordered in every
+round until they are done: the manager gives no order twice, and one that it refuses for now has its turn later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -31,6 +31,8 @@ from pie.policies.cluster_policy import (
 from pie.policies.units import Positive, Seconds, Share
 
 _MOST_COPIES = 64
+_LEAVES_S = 30.0
+"""How long pages are told to leave where nobody knows whether they have."""
 _GROUP_PAGES = 32
 """As the pool shares pages out (`pie.pool.placement`), which policies do not import."""
 
@@ -90,9 +92,8 @@ class ReplicateHot:
         if self._workers > 1:
             for one in self._whole(view.groups):
                 orders += self._to_workers(one, view)
-        shown = {one.group: one for one in view.groups}
-        for group in list(self._brought):
-            orders += self._cooled(group, shown.get(group), view)
+        if self._brought:
+            orders += self._cooled(view)
         return orders
 
     def _wanted(self, one: GroupView) -> int:
@@ -101,18 +102,24 @@ class ReplicateHot:
 
     def _whole(self, groups: Sequence[GroupView]) -> list[GroupView]:
         """Return groups that more workers should have, each with all before it; not what another one includes."""
-        hot = [one for one in groups if one.chain and self._wanted(one) > max(1, len(one.workers))]
+        hot = [
+            one
+            for one in groups
+            if one.chain
+            and one.workers is not None
+            and self._wanted(one) > max(1, len(one.workers))
+        ]
         before = {key for one in hot for key in one.chain[::_GROUP_PAGES] if key != one.group}
         return [one for one in hot if one.group not in before]
 
     def _to_workers(self, one: GroupView, view: ClusterView) -> list[Order]:
         """Return orders that bring a hot prompt's pages near as many more workers as it takes."""
-        has = set(one.workers)
+        has = set(one.workers or ())
         others = [w for w in view.workers(one.model_root) if w.place not in has and w.has_host]
         if not others:
             return []
         brought = self._brought.setdefault(one.group, _Brought(one.chain))
-        brought.cool_since_s = None
+        brought.stay()
         borne = self._worker_uses * max(1, len(has))
         reason = f"{one.uses_per_s:.1f} uses a second, more than {borne:g} at {len(has)} workers"
         orders: list[Order] = []
@@ -124,28 +131,62 @@ class ReplicateHot:
             orders.append(FetchPages(worker.place, one.chain, reason))
         return orders
 
-    def _cooled(self, group: PageKey, one: GroupView | None, view: ClusterView) -> list[Order]:
-        """Return the order that lets a worker go of pages that have been cool for long enough."""
-        brought = self._brought[group]
-        uses_per_s = 0.0 if one is None else one.uses_per_s
-        workers = 2 if one is None else max(2, len(one.workers))
-        left = self._cool * self._worker_uses * (workers - 1)
-        if uses_per_s >= left:
-            brought.cool_since_s = None
-            return []
-        if brought.cool_since_s is None:
-            brought.cool_since_s = view.now_s
-        if view.now_s - brought.cool_since_s < self._after_s:
-            return []
-        brought.cool_since_s = None
-        place = brought.places.pop()
+    def _cooled(self, view: ClusterView) -> Iterator[Order]:
+        """Yield orders that let workers go of what was brought near them and has been cool for long enough."""
+        shown = {one.group: one for one in view.groups}
+        up = {one.place for one in view.places}
+        for group, brought in list(self._brought.items()):
+            brought.places = [place for place in brought.places if place in up]
+            if self._is_going(brought, shown.get(group), view.now_s):
+                # What comes first may be hot still.
+                start = brought.first_but(self._needed(brought, view))
+                left = self._left(shown.get(group))
+                uses_per_s = 0.0 if group not in shown else shown[group].uses_per_s
+                reason = f"{uses_per_s:.1f} uses a second, less than {left:g}"
+                yield LetGo(brought.places[-1], brought.chain, reason, start=start)
+            elif not brought.places:
+                del self._brought[group]
+
+    def _is_going(self, brought: _Brought, one: GroupView | None, now_s: float) -> bool:
+        """Say whether the place that pages were brought to last is to let go of them."""
         if not brought.places:
-            del self._brought[group]
-        chain = brought.chain
-        # What comes before may be hot still.
-        start = (len(chain) - 1) // _GROUP_PAGES * _GROUP_PAGES
-        reason = f"{uses_per_s:.1f} uses a second, less than {left:g}"
-        return [LetGo(place, chain, reason, start=start)]
+            return False
+        if one is not None and one.uses_per_s >= self._left(one):
+            brought.stay()
+            return False
+        if brought.cool_since_s is None:
+            brought.cool_since_s = now_s
+        if brought.going_since_s is None:
+            if now_s - brought.cool_since_s < self._after_s:
+                return False
+            brought.going_since_s, brought.was_there = now_s, False
+        workers = None if one is None else one.workers
+        is_there = workers is not None and brought.places[-1] in workers
+        has_left = workers is not None and brought.was_there and not is_there
+        brought.was_there |= is_there
+        if has_left or (not is_there and now_s - brought.going_since_s >= _LEAVES_S):
+            # The next place has its turn when this one's has lasted for as long.
+            brought.cool_since_s, brought.going_since_s = brought.going_since_s, None
+            brought.places.pop()
+            return False
+        return True
+
+    def _left(self, one: GroupView | None) -> float:
+        """Return how many uses a second of a group are so few that one worker fewer may have it."""
+        workers = 0 if one is None else len(one.workers or ())
+        return self._cool * self._worker_uses * (max(2, workers) - 1)
+
+    def _needed(self, brought: _Brought, view: ClusterView) -> Set[PageKey]:
+        """Return the first pages of groups that are hot, or that were brought to the same place and stay there."""
+        chains: list[Sequence[PageKey]] = [
+            one.chain or (one.group,) for one in view.groups if one.uses_per_s >= self._left(one)
+        ]
+        chains += [
+            other.chain
+            for other in self._brought.values()
+            if other.going_since_s is None and brought.places[-1] in other.places
+        ]
+        return {key for one in chains for key in one[::_GROUP_PAGES]}
 
 
 @dataclass(slots=True)
@@ -156,3 +197,17 @@ class _Brought:
     places: list[PlaceId] = field(default_factory=list)
     """The latest last."""
     cool_since_s: float | None = None
+    going_since_s: float | None = None
+    """Since when the latest place is told to let go of them; None where it is not."""
+    was_there: bool = False
+    """Whether it had them all at some time since."""
+
+    def stay(self) -> None:
+        """Learn that they are hot."""
+        self.cool_since_s = self.going_since_s = None
+
+    def first_but(self, needed: Set[PageKey]) -> int:
+        """Return where the first group begins of which the first page is not needed; else the last group."""
+        firsts = self.chain[::_GROUP_PAGES]
+        at = next((at for at, key in enumerate(firsts) if key not in needed), len(firsts) - 1)
+        return at * _GROUP_PAGES

@@ -179,10 +179,9 @@ class Overview:
             uses_per_s,
             copies,
             holder.chain,
-            (),
-            holder.model_root,
-            holder.tenant_tag,
-            holder.session_tag,
+            model_root=holder.model_root,
+            tenant_tag=holder.tenant_tag,
+            session_tag=holder.session_tag,
         )
 
     def _with_workers(
@@ -190,9 +189,12 @@ class Overview:
     ) -> Generator[None, None, list[GroupView]]:
         found = []
         for one in groups:
-            held = Runs(self._index, one.chain, pool).at_workers() if one.chain else {}
-            workers = [place for place, pages in held.items() if pages >= len(one.chain)]
-            found.append(replace(one, workers=workers))
+            if one.chain:
+                held = Runs(self._index, one.chain, pool).at_workers()
+                workers = [place for place, pages in held.items() if pages >= len(one.chain)]
+                found.append(replace(one, workers=workers))
+            else:
+                found.append(one)
             yield
         return found
 

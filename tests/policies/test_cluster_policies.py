@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from hypothesis import given, strategies as st
@@ -16,6 +16,8 @@ from pie.policies.cluster_policy import (
     FixedCopies,
     GroupView,
     LetGo,
+    MoveSession,
+    Order,
     PlaceView,
     SetCopies,
 )
@@ -165,9 +167,80 @@ def test_a_hot_prompts_pages_are_brought_near_another_worker_and_let_go_of_when_
     assert list(policy.decide(workers_view(4.0, A, B, now_s=20.0))) == []
     (order,) = policy.decide(workers_view(4.0, A, B, now_s=25.0))
     assert isinstance(order, LetGo)
-    assert (order.place, order.start, order.also_last) == (B, 32, False)
-    assert list(policy.decide(workers_view(4.0, A, now_s=40.0))) == [], "A was never told to fetch"
+    assert (order.place, order.start, order.also_last) == (B, 0, False)
+    assert list(policy.decide(workers_view(4.0, A, B, now_s=80.0))) == [order], "until it has"
+    assert list(policy.decide(workers_view(4.0, A, now_s=81.0))) == []
+    assert list(policy.decide(workers_view(4.0, A, now_s=99.0))) == [], "A was never told to fetch"
     assert list(ReplicateHot().decide(workers_view(99.0, A))) == [], "1 leaves it to routing"
+
+
+def test_what_was_brought_is_let_go_of_from_the_first_group_on_that_is_not_needed() -> None:
+    chain = tuple(key(n) for n in range(100, 164))
+    other = (*CHAIN[:32], *chain)
+    policy = ReplicateHot(workers=2, worker_uses=10.0, after=5.0)
+
+    def orders(uses: Sequence[float], now_s: float) -> list[tuple[PageKey, int]]:
+        """Groups of a trunk, of two prompts that go on after it, and the last group of one of them."""
+        chains = (CHAIN[:32], CHAIN, other[:64], other)
+        groups = [
+            GroupView(one[(len(one) - 1) // 32 * 32], rate, 1, one, (A, B) if now_s else (A,), b"m")
+            for one, rate in zip(chains, uses, strict=True)
+        ]
+        seen = replace(workers_view(0.0), groups=groups, now_s=now_s)
+        return [(one.pages[-1], one.start) for one in policy.decide(seen) if isinstance(one, LetGo)]
+
+    assert orders((30.0, 12.0, 12.0, 12.0), 0.0) == []
+    assert orders((12.0, 4.0, 8.0, 4.0), 1.0) == []
+    assert orders((12.0, 4.0, 8.0, 4.0), 6.0) == [(CHAIN[-1], 32), (other[-1], 64)]
+    assert orders((12.0, 4.0, 4.0, 4.0), 7.0) == [(CHAIN[-1], 32), (other[-1], 32)]
+    assert orders((4.0, 4.0, 4.0, 4.0), 8.0) == [(CHAIN[-1], 0), (other[-1], 0)]
+    assert orders((4.0, 12.0, 4.0, 4.0), 9.0) == [(other[-1], 32)], "the other one is hot again"
+
+
+def test_all_that_was_brought_leaves_however_many_orders_a_round_gives() -> None:
+    chains = [tuple(key(1_000 * of + at) for at in range(96)) for of in range(1, 13)]
+    policy = ReplicateHot(workers=2, worker_uses=10.0, after=5.0)
+    manager = ClusterManager([("hot", policy)])
+    has = {chain: {A} for chain in chains}
+
+    def round_at(now_s: float, uses: float, *, known: bool = True) -> list[Order]:
+        groups = [
+            GroupView(one[64], uses, 1, one, tuple(has[one]) if known else None, b"m")
+            for one in chains
+        ]
+        seen = replace(workers_view(0.0), groups=groups, now_s=now_s)
+        decision = round_of(manager, seen, {}, Held({"a": 96}, pooled=96))
+        return [one.order for one in decision.given if not isinstance(one.order, MoveSession)]
+
+    assert round_at(0.0, 99.0, known=False) == [], "who has them is not known"
+    brought = [one for now_s in (1.0, 2.0) for one in round_at(now_s, 15.0)]
+    assert len(brought) == 12
+    for chain in chains:
+        has[chain].add(B)
+    assert round_at(20.0, 0.0) == []
+    gone: list[PageKey] = []
+    for now_s in (25.0, 26.0, 27.0):
+        for one in round_at(now_s, 0.0):
+            assert isinstance(one, LetGo)
+            gone += one.pages[one.start :]
+            has[tuple(one.pages)].discard(B)
+    assert len(gone) == 12 * 96
+    assert policy._brought == {}
+
+
+def test_what_nobody_shows_any_more_is_told_to_leave_for_so_long_and_is_forgotten() -> None:
+    policy = ReplicateHot(workers=2, worker_uses=10.0, after=5.0)
+    assert list(policy.decide(workers_view(12.0, A)))
+    nothing = replace(workers_view(0.0), groups=())
+    told = [
+        len(list(policy.decide(replace(nothing, now_s=float(second))))) for second in range(1, 60)
+    ]
+    assert sum(told) == 30
+    assert policy._brought == {}
+    assert list(policy.decide(workers_view(12.0, A, now_s=60.0)))
+    gone = replace(nothing, places=[one for one in nothing.places if one.place != B], now_s=61.0)
+    assert list(policy.decide(gone)) == []
+    assert policy._brought == {}, "the worker is gone"
 
 
 def test_a_stampede_is_brought_near_as_many_workers_as_it_takes_at_once_and_whole() -> None:

@@ -302,6 +302,15 @@ async def test_what_many_routers_see_is_gone_through_with_turns_for_others() -> 
     assert [one.idle_s for one in view.sessions] == sorted([*range(32)] * 32)
 
 
+def test_who_has_pages_is_shown_of_those_used_most_and_else_nobody_knows() -> None:
+    overview = Overview(Mirror(), dict, Demand(), Conversations())
+    keys = [PageKey(bytes([at] * 32)) for at in range(40)]
+    groups = [SeenGroup(key, 99.0 - at, (key,) if at else ()) for at, key in enumerate(keys)]
+    overview.elsewhere.learn({"other": RouterView(groups)}, 9.0)
+    shown = overview.view_at_once({}, 9.0).groups
+    assert [one.workers for one in shown] == [None, *[()] * 31, *[None] * 8]
+
+
 class Watches:
     """A policy that keeps what it is shown, and orders what a test says."""
 
