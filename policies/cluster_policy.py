@@ -90,11 +90,6 @@ class PlaceView:
         return self.pages / self.total_pages if self.total_pages else 0.0
 
     @property
-    def free_bytes(self) -> int:
-        """Room in device memory that no page takes."""
-        return max(0, self.total_pages - self.pages) * self.page_bytes
-
-    @property
     def busy(self) -> int:
         """Requests that it has."""
         return self.waiting + self.running

@@ -3,6 +3,8 @@
     PolicyError
     ├── PolicyFileError      the policy file is not acceptable; lists every problem
     │   └── PolicyLateError  a user's code that it names has not come back in time
+    ├── UnknownPolicyError   a name is no policy of the kind asked for (`registry`)
+    ├── LateError            a piece of a user's code has not come back in time (`user_code`)
     ├── PolicyStalledError   a user's policy has not answered in time
     └── BadChoiceError       a routing policy has returned what is no choice
 

@@ -43,7 +43,6 @@ class Returns:
         self._uses = np.zeros((classes, BINS))
         self._exposure = np.zeros((classes, BINS))
         self._scale = 0
-        self._edges: list[float] = []
         self.set_length(64)
 
     @property

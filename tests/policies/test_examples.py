@@ -114,9 +114,9 @@ def test_a_conversation_stays_unless_the_wait_is_too_long() -> None:
 
 def test_chosen_groups_have_their_copies_and_others_no_more() -> None:
     chosen, other = PageKey(b"\x01" * 32), PageKey(b"\x02" * 32)
-    replication = policies(
+    (_, replication), *_ = policies(
         f"cluster: {{replication: {{policy: 'copies_by_key:CopiesByKey', groups: ['{chosen.hex()}']}}}}"
-    ).new_replication()
+    ).new_cluster()
     manager = ClusterManager([("copies", replication)])
     view = ClusterView(3, 1, [GroupView(other, 9.0, 3)], 0.0)
     decision = round_of(manager, view, {other: 3}, Held())
@@ -168,8 +168,8 @@ def test_installed_policies_are_named_as_built_ins_are() -> None:
         name="policies.yaml",
     )
     assert found.retention.options == {"keep_pages": 3}
-    (_, scale) = found.new_cluster()[-1]
-    for policy in (found.new_retention(), found.new_routing(), found.new_replication(), scale):
+    (_, replication), *_, (_, scale) = found.new_cluster()
+    for policy in (found.new_retention(), found.new_routing(), replication, scale):
         assert type(policy).__module__ in {
             "newest_first",
             "patient_sessions",
