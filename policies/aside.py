@@ -24,6 +24,7 @@ from pie.page.events import Part
 from pie.page.key import PageKey
 from pie.policies.ending import ENDS_S, Endable
 from pie.policies.errors import PolicyStalledError
+from pie.policies.failing import Asking, Failures
 from pie.policies.proposals import Proposal, Proposals, sizes
 from pie.policies.retention import PageView, RetentionPolicy
 
@@ -33,13 +34,14 @@ MOST_WAITING = 100_000
 """Events that wait for a policy; one that is further behind is given up for good."""
 
 
-class AsidePolicy:
+class AsidePolicy(Asking):
     """A policy that answers by a deadline, or raises `PolicyStalledError`.
 
     Args:
         policy: The user's; called from one thread alone.
         deadline_s: How long `victims` waits for an answer.
         ends_s: How long it may be about one event or question before it is ended.
+        failures: Those of all that ask this policy of a file.
     """
 
     def __init__(
@@ -48,10 +50,12 @@ class AsidePolicy:
         *,
         deadline_s: float = DEADLINE_S,
         ends_s: float = ENDS_S,
+        failures: Failures | None = None,
     ) -> None:
+        super().__init__(policy, failures)
         self.policy = policy
         self._deadline_s = deadline_s
-        self._desk = _Desk(policy, ends_s)
+        self._desk = _Desk(ends_s)
         thread = threading.Thread(target=self._desk.work, name="pie-policy", daemon=True)
         thread.start()
         # The thread knows the desk alone, so that it ends when nobody asks any more.
@@ -110,8 +114,7 @@ class AsidePolicy:
 class _Desk:
     """What waits for a policy, and its last answer."""
 
-    def __init__(self, policy: RetentionPolicy, ends_s: float) -> None:
-        self._name = type(policy).__name__
+    def __init__(self, ends_s: float) -> None:
         self._ends_s = ends_s
         self._endable = Endable()
         self._began_s: float | None = None
@@ -161,10 +164,10 @@ class _Desk:
         """
         with self._lock:
             if self._given_up:
-                raise PolicyStalledError(f"{self._name} {self._given_up} and is not asked again")
+                raise PolicyStalledError(f"it {self._given_up} and is not asked again")
             if self._is_busy:
                 self._end_late()
-                raise PolicyStalledError(f"{self._name} has not answered an earlier question")
+                raise PolicyStalledError("it has not answered an earlier question")
             self._is_busy, self._question, self._answer = True, question, None
             self._lock.notify_all()
             answered = self._lock.wait_for(lambda: not self._is_busy, limit_s)
@@ -177,7 +180,7 @@ class _Desk:
             if error is not None:
                 raise error
             self._watch()
-            raise PolicyStalledError(f"{self._name} has not answered in {deadline_s * 1e3:g} ms")
+            raise PolicyStalledError(f"it has not answered in {deadline_s * 1e3:g} ms")
 
     def _taken(self) -> list[Proposal] | None:
         return self._answer

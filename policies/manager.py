@@ -29,8 +29,8 @@ from pie.page.columns import PageColumns
 from pie.page.events import PageEntry, Part, Tier
 from pie.page.key import PageKey
 from pie.page.key_table import Keys
-from pie.policies.aside import AsidePolicy
 from pie.policies.containing import is_own
+from pie.policies.failing import behind, failures_of
 from pie.policies.hand_over import HandOver
 from pie.policies.lru import LruRetention
 from pie.policies.page_rows import NO_ROW, PageRows, Row
@@ -67,6 +67,7 @@ class RetentionManager:
         prefixes = NO_PREFIXES
         if isinstance(policy, Ruled):
             rules, prefixes, policy = policy.rules, policy.prefixes, policy.policy
+        self._failures = failures_of(policy)
         self._users: RetentionPolicy | None = None
         if isinstance(policy, QueuedRetention) and _is_builtin(policy):
             self._builtin: QueuedRetention = policy
@@ -87,8 +88,7 @@ class RetentionManager:
     @property
     def policy_name(self) -> str:
         """The class of the policy that is asked."""
-        policy = self._users or self._builtin
-        return type(policy.policy if isinstance(policy, AsidePolicy) else policy).__name__
+        return type(behind(self._users or self._builtin)).__name__
 
     @property
     def used_bytes(self) -> int:
@@ -343,6 +343,7 @@ class RetentionManager:
     def _become(self, other: RetentionManager) -> None:
         self._rows, self._builtin, self._users = other._rows, other._builtin, other._users
         self._book, self.has_persistent = other._book, other.has_persistent
+        self._failures = other._failures
         self._used_bytes, self._pinned_bytes = other._used_bytes, other._pinned_bytes
 
     def victims(self, bytes_needed: int, now_s: float) -> list[HeldPage]:
@@ -415,16 +416,15 @@ class RetentionManager:
     def _failed(self, call: str, error: BaseException) -> None:
         """Count and log what a policy raised."""
         self.counts.failures += 1
-        # The first one and then ever fewer: a policy that always raises must not fill the log.
-        if self.counts.failures & (self.counts.failures - 1) == 0:
-            log.error(
-                "%s: the retention policy %s raised in %s (%d failures so far); `lru` decides",
-                self._name,
-                self.policy_name,
-                call,
-                self.counts.failures,
-                exc_info=error,
-            )
+        self._failures.tell(
+            log,
+            self._users,
+            call,
+            error,
+            instead="`lru` decides instead",
+            where=self._name,
+            traces=True,
+        )
 
 
 def _is_builtin(policy: QueuedRetention) -> bool:

@@ -15,6 +15,7 @@ from pie.policies.aside import AsidePolicy
 from pie.policies.cluster_policy import ClusterPolicy
 from pie.policies.drain import Drain
 from pie.policies.errors import Problem
+from pie.policies.failing import Failures
 from pie.policies.prefetch import Prefetch
 from pie.policies.prefixes import Prefixes, PrefixPlace
 from pie.policies.registry import ALWAYS, BUILTIN, DEFAULT, PolicyClass, PolicyKind, resolve
@@ -34,6 +35,8 @@ class PolicySpec:
     """A built-in's name, or `module:Class`."""
     factory: PolicyClass
     options: Mapping[str, object] = field(default_factory=dict)
+    failures: Failures = field(default_factory=Failures, compare=False, repr=False)
+    """Of all policies that were made of it here."""
 
     def build(self) -> RetentionPolicy | RoutingPolicy | ClusterPolicy:
         """Return a new policy."""
@@ -111,7 +114,7 @@ class PolicySet:
         """Return a new retention policy that a step may ask: a user's runs on a thread of its own."""
         policy = cast(RetentionPolicy, self.retention.build())
         if self.retention.factory not in BUILTIN[PolicyKind.RETENTION].values():
-            policy = AsidePolicy(policy)
+            policy = AsidePolicy(policy, failures=self.retention.failures)
         return Ruled(policy, self.rules, self.prefixes) if self.rules else policy
 
     def new_routing(self) -> RoutingPolicy:
@@ -122,7 +125,7 @@ class PolicySet:
         """Return a new routing policy that an event loop may ask: a user's runs on a thread of its own."""
         policy = self.new_routing()
         is_builtin = self.routing.factory in BUILTIN[PolicyKind.ROUTING].values()
-        return policy if is_builtin else AsideRouting(policy)
+        return policy if is_builtin else AsideRouting(policy, failures=self.routing.failures)
 
     def new_replication(self) -> ClusterPolicy:
         """Return a new policy for copies in the pool; the router that leads asks it."""

@@ -42,7 +42,7 @@ from pie.policies.routing_plain import LeastLoadedRouting, PowerOfTwoRouting, Ro
 from pie.policies.routing_weighted import WeightedRouting
 from pie.policies.s3_fifo import S3FifoRetention
 from pie.policies.spill_to_pool import SpillToPool
-from pie.policies.user_code import LateError, UserCode
+from pie.policies.user_code import MODULES, LateError, UserCode
 
 
 class PolicyKind(enum.StrEnum):
@@ -222,7 +222,7 @@ def _import(name: str, folder: Path | None, code: UserCode) -> ModuleType:
 
 def _import_file(name: str, file: Path) -> ModuleType:
     """Import a file under a name of our own, so that it shadows no other module."""
-    own_name = f"pie_user_policies.{name}"
+    own_name = f"{MODULES}{name}"
     loaded = sys.modules.get(own_name)
     if loaded is not None and getattr(loaded, "__file__", None) == str(file):
         return loaded

@@ -18,6 +18,7 @@ from concurrent.futures import Future
 
 from pie.policies.ending import ENDS_S, Endable
 from pie.policies.errors import PolicyStalledError
+from pie.policies.failing import Asking, Failures
 from pie.policies.routing import Choice, RequestView, RoutingPolicy, WorkerView
 
 DEADLINE_S = 0.02
@@ -29,7 +30,7 @@ PAUSE_S = 1.0
 _Questions = queue.SimpleQueue[Callable[[], None] | None]
 
 
-class AsideRouting:
+class AsideRouting(Asking):
     """A policy that chooses by a deadline, or raises `PolicyStalledError`.
 
     Args:
@@ -37,6 +38,7 @@ class AsideRouting:
         deadline_s: How long `choose` waits.
         pause_s: How long it is left alone once it was late.
         ends_s: How long a choice may take before the policy is ended, and not asked again.
+        failures: Those of all that ask this policy of a file.
     """
 
     def __init__(
@@ -46,7 +48,9 @@ class AsideRouting:
         deadline_s: float = DEADLINE_S,
         pause_s: float = PAUSE_S,
         ends_s: float = ENDS_S,
+        failures: Failures | None = None,
     ) -> None:
+        super().__init__(policy, failures)
         self.policy = policy
         self._pause_s = pause_s
         self._late_s = -pause_s
@@ -69,13 +73,12 @@ class AsideRouting:
             PolicyStalledError: It has not chosen in time, now or for an earlier request.
             BaseException: What the policy raised.
         """
-        name = type(self.policy).__name__
         if self._endable.was_ended:
             reason = f"had not come back in {self._ends_s:g} s, was ended, and is not asked again"
-            raise PolicyStalledError(f"{name} {reason}")
+            raise PolicyStalledError(f"it {reason}")
         is_busy = self._asked is not None and not self._asked.done()
         if is_busy or time.monotonic() - self._late_s < self._pause_s:
-            raise PolicyStalledError(f"{name} has not chosen for an earlier request in time")
+            raise PolicyStalledError("it has not chosen for an earlier request in time")
         asked, policy, endable = Future[Choice](), self.policy, self._endable
 
         def answer() -> None:
@@ -99,7 +102,7 @@ class AsideRouting:
         timer.daemon = True
         timer.start()
         asked.add_done_callback(lambda _: timer.cancel())
-        raise PolicyStalledError(f"{name} has not chosen in {self._deadline_s * 1e3:g} ms")
+        raise PolicyStalledError(f"it has not chosen in {self._deadline_s * 1e3:g} ms")
 
 
 def _work(questions: _Questions) -> None:

@@ -17,6 +17,8 @@ from typing import Generic, TypeVar, cast
 
 from pie.policies.errors import PolicyError
 
+MODULES = "pie_user_policies."
+"""What users' modules that lie beside a policy file are called before their own name."""
 LIMIT_S = 10.0
 """What all user's code of one file may take. A router answers `pie policy apply` within that and a little more."""
 _LEAST_S = 0.1

@@ -10,7 +10,6 @@ from __future__ import annotations
 import bisect
 import logging
 import time
-import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Generic, TypeVar
@@ -24,7 +23,7 @@ from pie.page.key import PageKey, RootKey
 from pie.page.layout import usable_segments
 from pie.policies.choice_checks import checked
 from pie.policies.containing import is_own
-from pie.policies.errors import BadChoiceError, PolicyStalledError
+from pie.policies.failing import failures_of, reason_of
 from pie.policies.routing import Choice, RequestView, RoutingPolicy, WorkerView, divisible
 from pie.policies.routing_cost import CostRouting
 from pie.router.books import WorkerBooks
@@ -44,8 +43,6 @@ _DEVICE = 1 << Tier.DEVICE
 _NOTHING: Mapping[str, int] = MappingProxyType({})
 _HOT_REQUESTS = 8
 """A page that so many requests share at this moment is hot."""
-_MOST_REASON = 300
-"""Characters that are logged of why a policy failed."""
 _HOP_PAGES = 64
 """Pages asked for where a run goes on at another pool node: two of the groups that nodes keep."""
 
@@ -115,8 +112,8 @@ class Chooser:
         self._fallback = CostRouting()
         self._policy: RoutingPolicy = policy or self._fallback
         self._metrics = metrics
-        self._failed = 0
-        """How often policies failed, since the start; each doubling is logged."""
+        self._told = failures_of(self._policy)
+        """What the log tells of its failures."""
         self.failures = RoutingFailures(policy_name)
         """What is told of that as events."""
         self.demand = Demand()
@@ -201,6 +198,7 @@ class Chooser:
     def replace_policy(self, policy: RoutingPolicy, name: str = "") -> None:
         """Let another policy decide from now on; conversations keep their workers."""
         self._policy, self.failures.policy = policy, name
+        self._told = failures_of(policy)
 
     def _decide(self, request: RequestView, workers: tuple[WorkerView, ...]) -> Choice:
         """Ask the policy; where it fails, the built-in answers."""
@@ -214,29 +212,12 @@ class Chooser:
             except BaseException as error:
                 if not is_own(error):
                     raise
-                reason = _reason(error)
-            self._metrics.policy_failures.inc()
-            self.failures.note(reason)
-            self._failed += 1
-            if self._failed & (self._failed - 1) == 0:
-                log.warning(
-                    "the routing policy failed (%d times so far), the built-in one answers: %s",
-                    self._failed,
-                    reason,
+                self._metrics.policy_failures.inc()
+                self.failures.note(reason_of(error))
+                self._told.tell(
+                    log, self._policy, "choose", error, instead="`cost` chooses instead"
                 )
         return self._fallback.choose(request, workers)
-
-
-def _reason(error: BaseException) -> str:
-    """Return why a policy failed, in few words: what it returns and raises may be of any length."""
-    if type(error) in (BadChoiceError, PolicyStalledError) and error.args:
-        said = error.args[0]
-        if type(said) is str:
-            return said[:_MOST_REASON]
-    # Type and place, not what it says, which may repeat what a client sent.
-    frames = traceback.extract_tb(error.__traceback__, limit=-1)
-    where = f" at {frames[0].filename}:{frames[0].lineno}" if frames else ""
-    return f"{type(error).__name__[:_MOST_REASON]}{where}"
 
 
 def _hot_pages(keys: Sequence[PageKey], links: Sequence[WorkerBooks]) -> int:

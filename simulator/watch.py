@@ -11,7 +11,7 @@ import math
 import signal
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TypeVar
@@ -21,6 +21,7 @@ from pie.page.key import PageKey
 from pie.policies.choice_checks import checked
 from pie.policies.cluster_policy import ClusterPolicy, ClusterView, Order
 from pie.policies.ending import Endable, PolicyEndedError
+from pie.policies.failing import Asking, Failures
 from pie.policies.retention import PageView, RetentionPolicy
 from pie.policies.routing import Choice, RequestView, RoutingPolicy, WorkerView
 from pie.policies.rules import Ruled
@@ -46,6 +47,8 @@ class Watch:
         self.limit_s = limit_s
         self.failures = Counter[str]()
         """How often each of them has raised, or chosen what cannot be."""
+        self._told = defaultdict[str, Failures](Failures)
+        """The same for the log, which many ask."""
         self._endable = Endable()
         self._until_s = math.inf
         self._late: str | None = None
@@ -128,6 +131,10 @@ class Watch:
             self._late = name
         raise PolicyEndedError
 
+    def told(self, name: str) -> Failures:
+        """Return where failures are counted that the log tells of."""
+        return self._told[name]
+
     def until_s(self) -> float:
         """Return when a question of now must be answered."""
         return time.monotonic() + self.limit_s
@@ -155,8 +162,9 @@ class Watch:
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
 
-class _Retention:
+class _Retention(Asking):
     def __init__(self, watch: Watch, name: str, policy: RetentionPolicy) -> None:
+        super().__init__(policy, watch.told(name))
         self._watch = watch
         self._name = name
         self._policy = policy
@@ -178,8 +186,9 @@ class _Retention:
         return self._watch.each(self._name, lambda: self._policy.victims(bytes_needed, now_s))
 
 
-class _Routing:
+class _Routing(Asking):
     def __init__(self, watch: Watch, name: str, policy: RoutingPolicy) -> None:
+        super().__init__(policy, watch.told(name))
         self._watch = watch
         self._name = name
         self._policy = policy

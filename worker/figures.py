@@ -53,8 +53,13 @@ class Figures:
         pages, counters, offload = self.table.counts(), self.counters, self.offload
         suspended = self.suspended
         states = self.states.status() if self.states is not None else StateStatus()
+        tables = [self.table] if self.states is None else [self.table, self.states.slots]
+        policy_failures = sum(table.retention.counts.failures for table in tables)
+        if offload is not None and offload.tiers is not None:
+            policy_failures += offload.tiers.policy_failures
         return WorkerStatus(
             state="serving",
+            policy_failures=policy_failures,
             running=self.scheduler.running,
             waiting=self.scheduler.waiting,
             loading=self.scheduler.loading,

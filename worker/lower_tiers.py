@@ -256,6 +256,11 @@ class LowerTiers:
         """Return what the index should know, as columns."""
         return self._cache.masks()
 
+    @property
+    def policy_failures(self) -> int:
+        """Calls in which a retention policy raised."""
+        return self._cache.policy_failures
+
     def figures(self) -> dict[str, object]:
         """Return the fields of `WorkerStatus` that tell of these tiers."""
         counters, disk, bad = self._cache.counters, self._disk, self._cache.bad_pages

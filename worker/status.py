@@ -59,6 +59,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """By the tier that pages come from; 0 where nothing was loaded yet."""
     step_ms: Gauge[float] = 0.0
 
+    policy_failures: Counter[int] = 0
+    """Calls in which the retention policy raised, in any tier; `lru` decided instead."""
     steps: Counter[int] = 0
     requests: Counter[int] = 0
     finished: Counter[int] = 0

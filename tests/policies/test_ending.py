@@ -91,7 +91,7 @@ def test_a_question_that_is_never_answered_ends_and_is_not_put_again() -> None:
     assert "has not answered in 1 ms" in ask(one)
     thread.join(LONG_S)
     assert not thread.is_alive()
-    assert ask(one) == "Loops had not come back in 0.1 s, was ended, and is not asked again"
+    assert ask(one) == "it had not come back in 0.1 s, was ended, and is not asked again"
 
 
 class LoopsAfterEvents(Loops):
@@ -145,7 +145,7 @@ def test_one_that_catches_whatever_comes_goes_on_and_holds_up_nobody() -> None:
     assert "has not answered in 1 ms" in ask(one)
     assert policy.caught.wait(LONG_S)
     assert thread.is_alive()
-    assert ask(one) == "Loops has not answered an earlier question"
+    assert ask(one) == "it has not answered an earlier question"
     policy.is_let_go = True
     thread.join(LONG_S)
     assert not thread.is_alive()

@@ -133,10 +133,12 @@ def test_what_is_no_choice_is_refused_with_a_reason(
 ) -> None:
     fleet = Fleet(Says(lambda _request, _workers: returned))
     fleet.store("w1", Tier.DEVICE, slice(5))
-    with caplog.at_level(logging.WARNING, "pie.router.choice"):
+    with caplog.at_level(logging.ERROR, "pie.router.choice"):
         assert fleet.choose() == ("w1", 5 * PAGE)
     assert fleet.metrics.total(fleet.metrics.policy_failures) == 1
+    assert f"{__name__}:Says failed in choose(): " in caplog.text
     assert said in caplog.text
+    assert "; `cost` chooses instead" in caplog.text
 
 
 def test_a_choice_is_taken_without_the_policys_code() -> None:
@@ -159,7 +161,7 @@ def test_a_choice_is_taken_without_the_policys_code() -> None:
 )
 def test_a_failure_is_logged_in_few_words(says: Any, caplog: pytest.LogCaptureFixture) -> None:
     fleet = Fleet(Says(says))
-    with caplog.at_level(logging.WARNING, "pie.router.choice"):
+    with caplog.at_level(logging.ERROR, "pie.router.choice"):
         fleet.choose()
     assert len(caplog.records) == 1
     assert len(caplog.records[0].getMessage()) < 1_000

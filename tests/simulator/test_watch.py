@@ -157,7 +157,7 @@ class Fails(Retention):
         return workers[0].place  # type: ignore[return-value]
 
 
-def test_how_often_a_policy_failed_is_reported() -> None:
+def test_how_often_a_policy_failed_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     own = f"'{__name__}:Fails'"
     policies = load_policies(f"worker: {{retention: {own}}}\ncluster: {{routing: {own}}}", name="f")
     cluster = SimulatedCluster(spec(pages=16), policies)
@@ -165,6 +165,12 @@ def test_how_often_a_policy_failed_is_reported() -> None:
     report = report_of("mine", cluster)
     name = f"{__name__}:Fails"
     assert report.policy_failures[f"the routing policy {name}"] == len(TRACE)
-    assert report.policy_failures[f"the retention policy {name}"] > 0
+    failed = report.policy_failures[f"the retention policy {name}"]
+    assert failed > 2
+    # The workers' are told together.
+    said = [one for one in caplog.records if "victims()" in one.getMessage()]
+    assert len(said) == failed.bit_length()
+    assert said[0].getMessage().startswith(f"device: {name} failed in victims(): ValueError: no (")
+    assert [one for one in said if one.exc_info] == said[:1]
     line = f"mine: the routing policy {name} failed 30 times, and what is built in decided then"
     assert line in orders_told([report])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from pie.page.key import PageKey, RootKey, page_keys, tenant_root
 from pie.policies import user_code
 from pie.policies.errors import PolicyLateError
 from pie.policies.policy_set import PolicySet
+from pie.policies.retention import PageView
 from pie.policies.versions import PolicyVersions
 from pie.tokens.tokenizer import Tokenizer
 from pie.worker.engine_thread import EngineThread
@@ -146,3 +147,27 @@ async def test_a_prefix_that_is_named_later_is_every_tenants_that_is_there(
     assert await change.take(1, PolicyVersion(text, 0.0)) == ""
     assert {key for key, _ in table.retention.persistent()} == wanted
     table.check()
+
+
+class Failing:
+    """A user's policy that raises whenever it is asked."""
+
+    def stored(self, page: PageView, now_s: float) -> None: ...
+
+    def hit(self, key: PageKey, part: Part, now_s: float) -> None: ...
+
+    def removed(self, key: PageKey, part: Part) -> None: ...
+
+    def victims(self, bytes_needed: int, now_s: float) -> Iterable[tuple[PageKey, Part]]:
+        raise ValueError("no")
+
+
+def test_failures_of_a_policy_are_among_a_workers_figures(tokenizer: Tokenizer) -> None:
+    engine = Driver(Scripted([]), tokenizer, pages=4, page_tokens=4).engine
+    table = engine.tables[0]
+    table.retention.begin_replace(Failing())
+    table.retention.end_replace()
+    table.retention.victims(1, 0.0)
+    table.retention.victims(1, 0.0)
+    engine.step()
+    assert engine.status.policy_failures == 2

@@ -1,0 +1,134 @@
+"""What the log says of a user's policy that fails.
+
+Covers one line about a failure: whose it is, in which call, what it says and where it was raised; and which failures
+are told: the first one, with its traceback, and then ever fewer, counted over all that ask a policy of one
+file: a worker has one for each of its tiers, and a simulation for each of its workers. Does not cover what is done
+instead (`pie.policies.manager`, `pie.router.choice`).
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from dataclasses import dataclass
+
+from pie.policies.containing import told
+from pie.policies.errors import BadChoiceError, PolicyStalledError
+from pie.policies.user_code import MODULES
+
+_MOST_SAID = 300
+"""Characters of what an error says: it may be of any length."""
+_MOST_NAMED = 100
+
+
+@dataclass(slots=True)
+class Failures:
+    """How often one policy of a file has failed in this process."""
+
+    count: int = 0
+    is_traced: bool = False
+    """Whether a traceback was logged."""
+
+    def tell(
+        self,
+        log: logging.Logger,
+        policy: object,
+        call: str,
+        error: BaseException,
+        *,
+        instead: str,
+        where: str = "",
+        traces: bool = False,
+    ) -> None:
+        """Count a failure, and log it where its turn has come.
+
+        Args:
+            log: Who says it.
+            policy: The policy, or what asks it.
+            call: What it was asked.
+            error: What it raised, or what is said of its answer.
+            instead: What is done instead.
+            where: Who asked it.
+            traces: Whether the first error that it raised itself is told with a traceback.
+        """
+        self.count += 1
+        is_new = traces and not self.is_traced and type(error) not in _OURS
+        self.is_traced |= is_new
+        # A policy that always raises must not fill the log.
+        if self.count & (self.count - 1) and not is_new:
+            return
+        log.error(
+            "%s%s failed in %s(): %s; %s%s",
+            f"{where}: " if where else "",
+            class_name(policy),
+            call,
+            _said(error),
+            instead,
+            f" ({self.count} failures so far)" if self.count > 1 else "",
+            exc_info=error if is_new else None,
+        )
+
+
+class Asking:
+    """What stands before a user's policy and asks it.
+
+    Args:
+        policy: The user's.
+        failures: Those of all that ask a policy which the same file names.
+    """
+
+    def __init__(self, policy: object, failures: Failures | None = None) -> None:
+        self.asked = policy
+        self.failures = failures or Failures()
+
+
+def failures_of(policy: object) -> Failures:
+    """Return where the failures of a policy are counted."""
+    # A user's class may have a `failures` of its own, or say that it is of another type.
+    return policy.failures if issubclass(type(policy), Asking) else Failures()  # type: ignore[attr-defined]
+
+
+def behind(policy: object) -> object:
+    """Return a policy that another one may ask for it."""
+    while issubclass(type(policy), Asking):
+        policy = policy.asked  # type: ignore[attr-defined]
+    return policy
+
+
+def class_name(policy: object) -> str:
+    """Return a policy's class as files name it, also where another one asks it."""
+    kind = type(behind(policy))
+    module = str(kind.__module__).removeprefix(MODULES)
+    return f"{module[:_MOST_NAMED]}:{kind.__qualname__[:_MOST_NAMED]}"
+
+
+_OURS = (BadChoiceError, PolicyStalledError)
+"""Said of a policy, and not raised by it."""
+
+
+def reason_of(error: BaseException) -> str:
+    """Return why a policy failed, in few words: of what it raised only what it is and where, which is alike each time."""
+    return _ours(error) or f"{type(error).__name__[:_MOST_SAID]}{_place(error, ' at ')}"
+
+
+def _said(error: BaseException) -> str:
+    """Return what an error says and where it was raised, in one line."""
+    return _ours(error) or f"{_line(told(error))}{_place(error, ' (', ')')}"
+
+
+def _ours(error: BaseException) -> str:
+    """Return what is said of a policy; nothing where it raised the error itself."""
+    # A user's class may inherit from ours, and a user's code may raise ours with whatever in it.
+    is_ours = type(error) in _OURS and error.args and type(error.args[0]) is str
+    return _line(error.args[0]) if is_ours else ""
+
+
+def _place(error: BaseException, before: str, after: str = "") -> str:
+    frames = traceback.extract_tb(error.__traceback__, limit=-1)
+    return f"{before}{frames[0].filename}:{frames[0].lineno}{after}" if frames else ""
+
+
+def _line(text: str) -> str:
+    """Return a text in one line, whatever is in it, and no more than some of it."""
+    short = text if len(text) <= _MOST_SAID else f"{text[:_MOST_SAID]}…"
+    return "".join(c if c.isprintable() else " " for c in short)
