@@ -92,12 +92,25 @@ def show_status(url: str, token: str, console: Console, trust: Trust = True) -> 
         f"hit rate {share:.1%} of {status.prompt_tokens} prompt tokens"
         + (f" ({sources})" if sources else "")
         + f"    requests {status.requests}"
+        + _counted_by(status),
+        markup=False,
     )
+
+
+def _counted_by(status: ClusterStatus) -> str:
+    """Return whose counts these are, where that is no matter of course."""
+    if len(status.routers) > 1:
+        return f"    of {len(status.routers)} routers"
+    if status.routers_together != "ok" and status.routers:
+        return f"    of {status.routers[0].router} alone"
+    return ""
 
 
 def _policies(status: ClusterStatus) -> str:
     """Return which version of the policies runs where; nothing where none was applied."""
     where = {"router": (status.policy_version, status.policy_refused)}
+    if len(status.routers) > 1:
+        where = {one.router: (one.policy_version, one.policy_refused) for one in status.routers}
     for one in [*status.workers, *status.pool]:
         if one.gauges:
             gauges = one.gauges

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -84,6 +84,7 @@ class RouterApp:
         metrics: RouterMetrics,
         census: CensusTaker,
         status: Callable[[Census | None], ClusterStatus],
+        whole: Callable[[ClusterStatus], Awaitable[ClusterStatus]],
         admin: Admin,
         policy_desk: PolicyDesk,
         access: Access,
@@ -99,6 +100,7 @@ class RouterApp:
         self._metrics = metrics
         self._census = census
         self._status = status
+        self._whole = whole
         self._admin = admin
         self._policy_desk = policy_desk
         self._access = access
@@ -433,7 +435,8 @@ class RouterApp:
         )
 
     async def _show_status(self, exchange: Exchange) -> None:
-        await exchange.respond_json(200, self._status(await self._census.take()))
+        status = self._status(await self._census.take())
+        await exchange.respond_json(200, await self._whole(status))
 
     async def _show_metrics(self, exchange: Exchange) -> None:
         census = await self._census.take()

@@ -198,6 +198,7 @@ class RouterService:
             metrics=self.metrics,
             census=self._census,
             status=self.status,
+            whole=sharing.sums.whole,
             admin=Admin(sharing.explained, self._workers),
             policy_desk=PolicyDesk(
                 self._policies, self._tenant_tags, self._named.short, index_url, index
@@ -266,7 +267,7 @@ class RouterService:
         await self._feed.start()
         if not await self._feed.ready(self.settings.index_ready_timeout_s):
             log.warning("the index could not be read yet; serving without it until it can")
-        self._name = _own_name(self._title, self._url)
+        self._name = self._survey.router = _own_name(self._title, self._url)
         chooser = self._chooser
         overview = Overview(
             self._mirror, lambda: self._workers.links, chooser.demand, chooser.conversations
@@ -298,6 +299,7 @@ class RouterService:
         await self._follower.start()
         self._conductor.start()
         self.quotas.start()
+        self._sharing.sums.start(lambda: self._survey.tally(self._follower))
         self._look()
         self._looking = asyncio.create_task(self._keep_looking())
         await self._meet_workers()

@@ -1,6 +1,6 @@
 """What one router shares with all others, put together.
 
-Covers the connection, tenants' allowances and the two shelves, and letting go of them. Does not cover what they
+Covers the connection, tenants' allowances, counts and the two shelves, and letting go of them. Does not cover what they
 are for (`pie.router.quota`, `pie.router.responding`, `pie.router.explain`).
 """
 
@@ -15,10 +15,12 @@ from pie.index.settings import IndexSettings
 from pie.index.shelf import MemoryShelf, Shelf, ShelfLimits
 from pie.index.shelf_parted import PartedShelf
 from pie.index.shelf_sealed import SealedShelf, sealed_name
+from pie.index.tallies import Tallies
 from pie.router.allowances import DividedAllowances
 from pie.router.explain import ExplainStore
 from pie.router.responding import ResponseStore
 from pie.router.settings import RouterSettings
+from pie.router.sums import Sums
 
 _MOST_RESPONSES = 1_000_000
 _SECRET_BYTES = 32
@@ -49,6 +51,7 @@ class Sharing:
         self._secret = secret
         self._shelves: list[PartedShelf] = []
         self.commons = Commons(index_url, index)
+        self.sums = Sums(Tallies(self.commons))
         self.allowances = DividedAllowances(RedisAllowances(self.commons), routers)
         told = ShelfLimits(
             settings.explained_requests, int(settings.explained_bytes), settings.kept_s
@@ -74,6 +77,7 @@ class Sharing:
 
     async def close(self) -> None:
         """Tell others what they were not told yet, if that can be done soon, and let go."""
+        await self.sums.close()
         await self.explained.close()
         await self.commons.close()
 

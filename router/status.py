@@ -31,7 +31,7 @@ class WorkerLine(PlaceLine, frozen=True, kw_only=True):
 
     model: str = ""
     running: int = 0
-    """Sequences in decode, as far as this router knows."""
+    """Sequences in decode, as routers know."""
     waiting: int = 0
     """Sequences that wait for prefill, as it last said."""
     queued_tokens: int = 0
@@ -52,8 +52,21 @@ class WantedLine(msgspec.Struct, frozen=True, kw_only=True):
     policy: str
 
 
+class RouterLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One router, as it says of itself."""
+
+    router: str
+    """What this start of it is called."""
+    in_flight: int = 0
+    """Sequences that it carries."""
+    requests: int = 0
+    """Requests to generate since its start, whatever became of them."""
+    policy_version: int = 0
+    policy_refused: int = 0
+
+
 class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The cluster. Counts of its own are since the router's start."""
+    """The cluster. What routers count is of all `routers` together, each since its start."""
 
     model: str
     """What clients call the model; empty while no worker is known."""
@@ -62,6 +75,8 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     routers_together: str = "ok"
     """`ok`; or `degraded` while Redis does not answer for what routers share, or refuses some of it, so that each has a share of tenants' quotas
     and the responses and explanations of its own requests alone."""
+    routers: list[RouterLine] = []
+    """Those that there are, the one that was asked in front; that one alone where Redis does not tell of the others."""
     workers: list[WorkerLine]
     pool: list[PlaceLine]
     ready: bool = False
@@ -70,7 +85,7 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     models: list[str] = []
     usable_workers: int = 0
     in_flight: int = 0
-    """Sequences that this router carries."""
+    """Sequences that routers carry."""
     requests: int = 0
     """Requests to generate, whatever became of them."""
     prompt_tokens: int = 0
@@ -80,7 +95,7 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt tokens that the index said were held."""
     output_tokens: int = 0
     policy_version: int = 0
-    """The version of the policies that this router runs; 0 where none was applied."""
+    """The version of the policies that the router that was asked runs; 0 where none was applied."""
     policy_refused: int = 0
     """The version that it could not take on; 0 where there is none."""
     policy_edit_refused: str = ""
@@ -88,6 +103,7 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     wanted: list[WantedLine] = []
     """Of models of which a policy says how many workers they should have."""
     remembered_answers: int = 0
+    """At the router that was asked, as is the next one."""
     remembered_bytes: int = 0
 
     @property

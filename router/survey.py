@@ -13,6 +13,7 @@ from pie.index.contract import IndexMode, PlaceRecord
 from pie.index.mirror import Mirror
 from pie.index.policy_follower import PolicyFollower
 from pie.index.policy_store import PlacePolicies
+from pie.index.tallies import Tally
 from pie.page.events import PlaceId, PlaceKind
 from pie.policies.cluster_policy import Wanted
 from pie.router.census import Census
@@ -23,6 +24,7 @@ from pie.router.metrics import RouterMetrics
 from pie.router.models import ModelCatalog
 from pie.router.rates import FleetRates
 from pie.router.status import ClusterStatus, PlaceLine, WantedLine, WorkerLine
+from pie.router.sums import CACHED, added
 from pie.router.workers import WorkerSet
 
 _GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
@@ -49,6 +51,8 @@ class Survey:
         self._memory = memory
         self._metrics = metrics
         self._commons = commons
+        self.router = ""
+        """What this router is called; known once it has started."""
 
     def status(
         self,
@@ -78,7 +82,7 @@ class Survey:
         models = [model.name for model in self._catalog.models]
         reason = self._why_not_ready(usable)
         without = [] if reason else self._workers.without_worker()
-        return ClusterStatus(
+        told = ClusterStatus(
             model=models[0] if models else "",
             index=mode.value,
             routers_together="degraded" if self._commons.is_degraded else "ok",
@@ -90,7 +94,7 @@ class Survey:
                     state=worker_state(link, census),
                     **_figures(link.record, census),
                     model=link.record.model_name,
-                    running=link.decoding,
+                    running=0,  # as all that routers count, below
                     waiting=link.load.waiting if link.load else 0,
                     queued_tokens=link.queued_tokens,
                     free_pages=link.load.free_pages if link.load else link.record.total_pages,
@@ -114,18 +118,6 @@ class Survey:
             reason=reason or " ".join(without),
             models=models,
             usable_workers=usable,
-            in_flight=self._gate.inside,
-            requests=sum(
-                count
-                for (path, _), count in metrics.by_labels(metrics.requests).items()
-                if path in _GENERATING
-            ),
-            prompt_tokens=metrics.total(metrics.prompt_tokens),
-            cached_tokens={
-                tier: count for (tier,), count in metrics.by_labels(metrics.cached_tokens).items()
-            },
-            predicted_tokens=metrics.total(metrics.predicted_tokens),
-            output_tokens=metrics.total(metrics.output_tokens),
             policy_version=runs.version,
             policy_refused=runs.refused,
             policy_edit_refused=str((policies and policies.refused_edit) or ""),
@@ -133,6 +125,29 @@ class Survey:
             remembered_answers=len(self._memory),
             remembered_bytes=self._memory.used_bytes,
         )
+        return added(told, [self.tally(policies)])
+
+    def tally(self, policies: PolicyFollower | None = None) -> Tally:
+        """Return what this router has counted, and is told others."""
+        runs = PlacePolicies(0) if policies is None else policies.state
+        metrics, links = self._metrics, self._workers.links.values()
+        counts = {
+            "in_flight": self._gate.inside,
+            "requests": sum(
+                count
+                for (path, _), count in metrics.by_labels(metrics.requests).items()
+                if path in _GENERATING
+            ),
+            "prompt_tokens": metrics.total(metrics.prompt_tokens),
+            "predicted_tokens": metrics.total(metrics.predicted_tokens),
+            "output_tokens": metrics.total(metrics.output_tokens),
+            "policy_version": runs.version,
+            "policy_refused": runs.refused,
+        }
+        cached = metrics.by_labels(metrics.cached_tokens)
+        counts |= {f"{CACHED}{tier}": count for (tier,), count in cached.items()}
+        running = {str(link.record.place): link.decoding for link in links if link.decoding}
+        return Tally(self.router, counts, running)
 
     def _wanted(
         self, wanted: Mapping[str, Wanted], links: Sequence[WorkerLink]

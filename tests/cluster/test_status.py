@@ -9,7 +9,7 @@ from rich.console import Console
 
 from pie.cluster import status as shown
 from pie.cluster.sentences import printable
-from pie.router.status import ClusterStatus, PlaceLine, WantedLine, WorkerLine
+from pie.router.status import ClusterStatus, PlaceLine, RouterLine, WantedLine, WorkerLine
 
 WORKER = WorkerLine(
     place="worker-0",
@@ -122,6 +122,46 @@ def test_how_many_workers_are_wanted_is_shown_with_the_reason(
     status = ClusterStatus(model="m", index="ok", workers=[], pool=[], wanted=[wanted])
     lines = printed(monkeypatch, status)
     assert "wanted m 4 workers, 1 is up: 9.0 requests wait\\x1b[2J" in lines
+
+
+@pytest.mark.parametrize(
+    ("routers", "together", "told"),
+    [
+        (["a"], "ok", ""),
+        (["a", "b"], "ok", " of 2 routers"),
+        (["router at [::1]:80"], "degraded", " of router at [::1]:80 alone"),
+    ],
+)
+def test_whose_counts_are_shown_is_said(
+    monkeypatch: pytest.MonkeyPatch, routers: list[str], together: str, told: str
+) -> None:
+    status = ClusterStatus(
+        model="m",
+        index="ok",
+        workers=[],
+        pool=[],
+        requests=7,
+        routers=[RouterLine(router=one) for one in routers],
+        routers_together=together,
+    )
+    counts = f"hit rate 0.0% of 0 prompt tokens requests 7{told}"
+    assert counts in " ".join(printed(monkeypatch, status))
+
+
+def test_which_policies_each_router_runs_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    routers = [
+        RouterLine(router="a", policy_version=2),
+        RouterLine(router="b", policy_version=1, policy_refused=2),
+    ]
+    status = ClusterStatus(
+        model="m", index="ok", workers=[], pool=[], routers=routers, policy_version=2
+    )
+    said = "policies version 1: b (did not take 2); version 2: a"
+    assert said in printed(monkeypatch, status)
+    alone = ClusterStatus(
+        model="m", index="ok", workers=[], pool=[], routers=routers[:1], policy_version=2
+    )
+    assert "policies version 2: router" in printed(monkeypatch, alone)
 
 
 @pytest.mark.parametrize(

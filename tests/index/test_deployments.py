@@ -29,6 +29,7 @@ from pie.index.server import EmbeddedServer
 from pie.index.settings import IndexSettings
 from pie.index.shelf import ShelfLimits
 from pie.index.shelf_redis import RedisShelf
+from pie.index.tallies import Tallies, Tally
 from pie.page.events import PlaceId
 from tests.index.places import running, until
 from tests.index.test_conformance import FedIndex
@@ -126,6 +127,10 @@ async def use_commons(settings: IndexSettings) -> None:
         await shelf.put([(name, b"x")])
     assert await shelf.get("b") == b"x"
     assert (await shelf.latest(9)).names == ["b"]
+    tallies = Tallies(commons)
+    await tallies.tell(Tally("r", {}))
+    assert await tallies.others() == []
+    await tallies.withdraw()
     assert not commons.is_degraded
     await commons.close()
 
