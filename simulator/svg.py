@@ -13,9 +13,14 @@ from html import escape
 COLOURS = ("#2f6fd6", "#d9622b", "#2c9a6a", "#a04bc4", "#b8860b", "#c23b5a", "#4a8fa8", "#7a7f87")
 """Told apart in light and dark, and by most who see colours otherwise."""
 
-_WIDTH, _HEIGHT = 1000, 300
-_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 15, 12, 42
+_WIDTH, _HEIGHT = 1000, 320
+_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 30, 34, 46
 _MOST_BARS = 400
+_WIDEST_BAR = 60.0
+_MOST_DECADES = 8
+"""Of a logarithmic axis with more of them not each has a rule."""
+_DASHES = ("", "7 4", "2 3")
+"""Where there are more lines than colours, the next ones are dashed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +30,36 @@ class Line:
     name: str
     points: Sequence[tuple[float, float]]
     colour: str
+    dashes: str = ""
 
 
-def lines(drawn: Sequence[Line], *, x_label: str, y_label: str, logarithmic: bool = False) -> str:
-    """Return a plot of lines; with a logarithmic axis, values that are not above 0 are left out."""
+def colour(at: int) -> str:
+    """Return the colour of one of several."""
+    return COLOURS[at % len(COLOURS)]
+
+
+def dashes(at: int) -> str:
+    """Return how the line of one of several is broken; it is whole where that is empty."""
+    return _DASHES[at // len(COLOURS) % len(_DASHES)]
+
+
+def lines(
+    drawn: Sequence[Line],
+    *,
+    x_label: str,
+    y_label: str,
+    title: str = "",
+    logarithmic: bool = False,
+) -> str:
+    """Return a plot of lines; with a logarithmic axis, values that are not above 0 are left out.
+
+    Args:
+        drawn: The lines.
+        x_label: What is told from left to right, with its unit.
+        y_label: What is told upwards, with its unit.
+        title: What is shown, for whoever does not see it.
+        logarithmic: Whether the upright axis is.
+    """
     points = [point for line in drawn for point in line.points if not logarithmic or point[1] > 0]
     if not points:
         return "<p>Nothing to show.</p>"
@@ -40,24 +71,34 @@ def lines(drawn: Sequence[Line], *, x_label: str, y_label: str, logarithmic: boo
         body.append(
             f'<text x="{at:.1f}" y="{_HEIGHT - 24}" text-anchor="middle">{_short(x)}</text>'
         )
-    body.append(
-        f'<text x="{(_LEFT + _WIDTH) / 2:.0f}" y="{_HEIGHT - 6}" text-anchor="middle">'
-        f"{escape(x_label)}</text>"
-    )
+    body.append(_below(x_label))
     for line in drawn:
-        path = " ".join(
-            f"{_x(x, x_from, x_to):.1f},{y_axis.place(y):.1f}"
+        places = [
+            (_x(x, x_from, x_to), y_axis.place(y))
             for x, y in line.points
             if not logarithmic or y > 0
-        )
+        ]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+        dashed = f' stroke-dasharray="{line.dashes}"' if line.dashes else ""
         body.append(
-            f'<polyline class="line" stroke="{line.colour}" points="{path}">'
+            f'<polyline class="line" stroke="{line.colour}"{dashed} points="{path}">'
             f"<title>{escape(line.name)}</title></polyline>"
         )
-    return _svg(body)
+        if len(places) == 1:
+            # A line of one point is not seen.
+            [(x, y)] = places
+            body.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{line.colour}"/>')
+    names = ", ".join(line.name for line in drawn)
+    return _svg(body, title, f"{y_label}, by {x_label}: {names}")
 
 
-def bars(groups: Sequence[tuple[str, Sequence[float], str]], *, y_label: str) -> str:
+def bars(
+    groups: Sequence[tuple[str, Sequence[float], str]],
+    *,
+    y_label: str,
+    x_label: str = "",
+    title: str = "",
+) -> str:
     """Return bars, a group for each name; the largest of them where there are very many."""
     drawn = [
         (name, sorted(values, reverse=True)[: _MOST_BARS // max(1, len(groups))], colour)
@@ -68,7 +109,8 @@ def bars(groups: Sequence[tuple[str, Sequence[float], str]], *, y_label: str) ->
         return "<p>Nothing to show.</p>"
     y_axis = _axis(max(max(values, default=0.0) for _, values, _ in drawn))
     body = [_grid(y_axis, y_label)]
-    width = (_WIDTH - _LEFT - _RIGHT) / count
+    body.append(_below(x_label))
+    width = min(_WIDEST_BAR, (_WIDTH - _LEFT - _RIGHT) / count)
     at = float(_LEFT)
     floor = _HEIGHT - _BOTTOM
     for name, values, colour in drawn:
@@ -81,7 +123,8 @@ def bars(groups: Sequence[tuple[str, Sequence[float], str]], *, y_label: str) ->
             )
             at += width
         at += width
-    return _svg(body)
+    told = (f"{name}, at most {_short(max(values))}" for name, values, _ in drawn if values)
+    return _svg(body, title, f"{y_label}, by {x_label}: {', '.join(told)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +153,13 @@ def _axis(most: float) -> _Axis:
 def _log_axis(values: Sequence[float]) -> _Axis:
     low = math.floor(math.log10(min(values)))
     high = max(low + 1, math.ceil(math.log10(max(values))))
-    return _Axis(10.0**low, 10.0**high, [10.0**at for at in range(low, high + 1)], True)
+    every = math.ceil((high - low) / _MOST_DECADES)
+    return _Axis(10.0**low, 10.0**high, [10.0**at for at in range(low, high + 1, every)], True)
 
 
 def _grid(axis: _Axis, label: str) -> str:
-    parts = [f'<text x="4" y="{_TOP}">{escape(label)}</text>']
+    # Above the highest number, and not beside it.
+    parts = [f'<text x="4" y="14">{escape(label)}</text>']
     for tick in axis.ticks:
         y = axis.place(tick)
         parts.append(
@@ -147,5 +192,16 @@ def _short(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _svg(body: Sequence[str]) -> str:
-    return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">{"".join(body)}</svg>'
+def _below(label: str) -> str:
+    return (
+        f'<text x="{(_LEFT + _WIDTH - _RIGHT) / 2:.0f}" y="{_HEIGHT - 6}" text-anchor="middle">'
+        f"{escape(label)}</text>"
+    )
+
+
+def _svg(body: Sequence[str], title: str, told: str) -> str:
+    label = escape(f"{title}. {told}" if title else told)
+    return (
+        f'<div class="scroll"><svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">'
+        f"<desc>{label}</desc>{''.join(body)}</svg></div>"
+    )

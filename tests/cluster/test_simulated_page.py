@@ -24,8 +24,10 @@ const seen = {
   overflows: document.documentElement.scrollWidth > document.documentElement.clientWidth,
   cells: [...document.querySelectorAll("tbody tr")].map((row) =>
     [...row.children].map((cell) => cell.textContent)),
+  legends: [...document.querySelectorAll(".legend")].map((one) => ({
+    box: box(one), names: [...one.children].map((name) => ({ text: name.textContent, box: box(name) })) })),
   plots: [...document.querySelectorAll("svg")].map((svg) => ({
-    box: box(svg),
+    box: box(svg), label: svg.getAttribute("aria-label"),
     lines: [...svg.querySelectorAll("polyline")].map((line) => ({
       length: line.getTotalLength(), box: box(line), stroke: getComputedStyle(line).stroke })),
     bars: [...svg.querySelectorAll("rect")].map((bar) => ({
@@ -58,12 +60,21 @@ def within(inner: list[float], outer: list[float]) -> bool:
     )
 
 
+def apart(one: list[float], other: list[float]) -> bool:
+    """Say whether two boxes have no pixel in common."""
+    return any(
+        one[at] + one[at + 2] <= other[at] + 0.5 or other[at] + other[at + 2] <= one[at] + 0.5
+        for at in (0, 1)
+    )
+
+
 def test_its_plots_and_numbers_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("trace.csv").write_text(TRACE)
-    Path("even.yaml").write_text("cluster: {routing: round-robin}")
+    long = "-".join(["a", *["long"] * 20, "name"])
+    Path(f"{long}.yaml").write_text("cluster: {routing: round-robin}")
     arguments = (
-        *("simulate", "--trace", "trace.csv", "--compare", "even.yaml", "--page-tokens", "16"),
+        *("simulate", "--trace", "trace.csv", "--compare", f"{long}.yaml", "--page-tokens", "16"),
         *("--pages", "400", "--workers", "2", "--json", "out.json", "--html", "out.html"),
     )
     result = CliRunner().invoke(app, arguments)
@@ -95,11 +106,19 @@ def test_its_plots_and_numbers_are_seen(tmp_path: Path, monkeypatch: pytest.Monk
         f"{one['ttft_s']['mean']:.3f} s" for one in reports
     ]
 
-    assert len(seen["plots"]) == 4
+    assert len(cells) == len(seen["cells"]), "no two figures have one name"
+
+    assert len(seen["plots"]) == len(seen["legends"]) == 4
+    for legend in seen["legends"]:
+        assert [name["text"] for name in legend["names"]] == ["built-in", long]
+        assert all(within(name["box"], legend["box"]) for name in legend["names"])
     for plot in seen["plots"]:
         assert plot["box"][2] > 600
         assert plot["box"][3] > 150
         assert all(within(word["box"], plot["box"]) for word in plot["words"])
+        for at, word in enumerate(plot["words"]):
+            assert all(apart(word["box"], other["box"]) for other in plot["words"][:at]), word
+        assert long in plot["label"], "it is told to whoever does not see it"
         assert len([word for word in plot["words"] if word["text"].strip()]) >= 4
     *curves, bars = seen["plots"]
     for plot in curves:

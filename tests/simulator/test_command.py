@@ -64,6 +64,7 @@ def test_the_page_loads_nothing_and_names_every_set_of_policies() -> None:
     assert page.count("<polyline") == 6
     assert "nan" not in page
     assert "<title></title>" not in page
+    assert page.count('role="img" aria-label="') == 4
 
 
 def test_plots_of_nothing_and_of_one_value_are_drawn() -> None:
@@ -72,7 +73,7 @@ def test_plots_of_nothing_and_of_one_value_are_drawn() -> None:
     assert "Nothing" in lines(
         [Line("a", [(0, 0)], "red")], x_label="", y_label="", logarithmic=True
     )
-    assert "polyline" in lines([Line("a", [(1, 5)], "red")], x_label="", y_label="")
+    assert "<circle" in lines([Line("a", [(1, 5)], "red")], x_label="", y_label="")
     assert "<rect" in bars([("a", [0.0, 3.0], "red")], y_label="y")
 
 
