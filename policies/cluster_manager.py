@@ -162,6 +162,10 @@ class ClusterManager:
         """How often each policy has failed."""
         return self._remembered.failures
 
+    def go_on_from(self, other: ClusterManager) -> None:
+        """Go by what another one has given: its orders are on their way, and its bytes move."""
+        self._remembered.go_on_from(other._remembered)
+
     def inherit(self, table: Mapping[PageKey, int]) -> None:
         """Learn of copies that an earlier leader ordered, or other policies than these."""
         self._remembered.wishes.inherit(table)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field
@@ -25,6 +26,8 @@ from pie.policies.moving import along
 from pie.policies.units import Bytes, Count, Seconds, Share
 
 _FOLLOWED_S = 120.0
+_HEARD_S = 5.0
+"""A conversation that has not moved so long after it was to does not: that was refused."""
 _BURST_S = 2.0
 
 
@@ -57,7 +60,9 @@ class Rebalance:
         self._rate = rate
         self._left = _BURST_S * rate
         self._seen_s: float | None = None
+        self._asked: dict[str, _Move] = {}
         self._moved: dict[str, float] = {}
+        """Conversations that have moved, and when they were to."""
 
     def decide(self, view: ClusterView) -> Iterable[Order]:
         """Return orders that make workers more alike."""
@@ -67,6 +72,7 @@ class Rebalance:
         self._moved = {
             name: at_s for name, at_s in self._moved.items() if view.now_s - at_s < _FOLLOWED_S
         }
+        self._hear(view)
         for session in view.sessions:
             if session.session in self._moved:
                 yield from self._followed(session, view)
@@ -75,6 +81,20 @@ class Rebalance:
             at.setdefault(session.place, []).append(session)
         for source, target, reason in self._pairs(view):
             yield from self._move(source, target, reason, at.get(source.place, ()), view.now_s)
+
+    def _hear(self, view: ClusterView) -> None:
+        """Learn which conversations have moved that were to, and take back what was counted for others."""
+        if not self._asked:
+            return
+        at = {one.session: one.place for one in view.sessions}
+        for name, move in list(self._asked.items()):
+            if at.get(name) == move.target:
+                self._moved[name] = move.at_s
+            elif view.now_s - move.at_s < _HEARD_S:
+                continue
+            else:
+                self._left += move.bytes
+            del self._asked[name]
 
     def _pairs(self, view: ClusterView) -> Iterator[tuple[PlaceView, PlaceView, str]]:
         """Yield each worker that has too much, with the one that should have some of it, and why."""
@@ -119,6 +139,7 @@ class Rebalance:
             if one.idle_s >= self._idle_s
             and one.held.get(source.place, 0) > one.shared
             and one.session not in self._moved
+            and one.session not in self._asked
         ]
         # The one used last is wanted first, so that it stays where it is.
         idle.sort(key=lambda one: -one.idle_s)
@@ -127,7 +148,7 @@ class Rebalance:
             if self._left < min(size, self._rate):
                 return
             self._left -= size
-            self._moved[session.session] = now_s
+            self._asked[session.session] = _Move(target.place, now_s, size)
             yield MoveSession(session.session, target.place, reason)
 
     def _followed(self, session: SessionView, view: ClusterView) -> Iterator[Order]:
@@ -141,3 +162,12 @@ class Rebalance:
         if not orders and session.shared < there <= max(here, session.pooled):
             reason = f"conversation {session.session} is at {session.place} now"
             yield LetGo(before, session.pages[:there], reason, start=session.shared)
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """A move that was proposed."""
+
+    target: PlaceId
+    at_s: float
+    bytes: int

@@ -18,7 +18,8 @@ from pie.policies.wishes import Wishes
 
 QUIET_S = 60.0
 """How long refusals for one reason are not told again."""
-_MOST_REMEMBERED = 4_096
+_MOST_REMEMBERED = 32_768
+"""More than the conversations that may be moved in as long as an order is not given again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +61,15 @@ class Remembered:
         other = Remembered(())
         other.wishes = self.wishes.copy()
         other.hints = self.hints.copy()
-        other.told, other.given, other.in_vain = (
-            dict(self.told),
-            dict(self.given),
-            dict(self.in_vain),
-        )
-        other.leaving = dict(self.leaving)
-        other.bytes_left, other._filled_s = self.bytes_left, self._filled_s
+        other.told, other.in_vain = dict(self.told), dict(self.in_vain)
+        other.go_on_from(self)
         other.failures = list(self.failures)
         return other
+
+    def go_on_from(self, before: Remembered) -> None:
+        """Learn which orders are on their way, whichever policies proposed them, and how much may move now."""
+        self.given, self.leaving = dict(before.given), dict(before.leaving)
+        self.bytes_left, self._filled_s = before.bytes_left, before._filled_s
 
     def begin(self, now_s: float) -> None:
         """Begin a round: forget what is long ago, and let as much more move as the time since allows."""

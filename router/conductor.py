@@ -126,7 +126,8 @@ class Conductor:
 
     def replace_policies(self, policies: Sequence[tuple[str, ClusterPolicy]]) -> None:
         """Ask other policies from now on, each with its name."""
-        self._manager = ClusterManager(policies)
+        before, self._manager = self._manager, ClusterManager(policies)
+        self._manager.go_on_from(before)
         self._aside = AskedAside(len(self._manager.names))
 
     async def close(self) -> None:
@@ -216,6 +217,9 @@ class Conductor:
         if not await self._set(table, decision.table, now_s) or self._is_late(led_s):
             return
         manager.keep(decision)
+        if manager is not self._manager:
+            # Policies were replaced just now.
+            self._manager.go_on_from(manager)
         self._note(decision.events)
         await self._carry_out(decision, now_s)
         await self._hint(decision.wanted, now_s)

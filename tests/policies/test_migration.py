@@ -16,6 +16,7 @@ from pie.policies.cluster_policy import (
     MoveSession,
     Order,
     PlaceView,
+    SessionView,
 )
 from pie.policies.drain import Drain
 from pie.policies.errors import PolicyFileError
@@ -200,15 +201,33 @@ def test_workers_are_sorted_once_however_many_there_are(monkeypatch: pytest.Monk
 @given(st.lists(st.integers(1, 10), min_size=1, max_size=30), st.integers(1, 8))
 def test_rebalance_keeps_to_its_rate(sizes: list[int], megabytes: int) -> None:
     places = [worker(A, pages=95), worker(B, pages=20)]
-    sessions = [session(f"s{at}", held={A: size}) for at, size in enumerate(sizes)]
+    at_a = {f"s{at}": session(f"s{at}", held={A: size}) for at, size in enumerate(sizes)}
     rebalance = Rebalance(rate=megabytes << 20, sessions=64)
     moved = 0
     for second in range(10):
-        for order in rebalance.decide(view(*sessions, places=places, now_s=float(second))):
+        for order in rebalance.decide(view(*at_a.values(), places=places, now_s=float(second))):
             assert isinstance(order, MoveSession)
             moved += sizes[int(order.session[1:])]
+            at_a[order.session] = replace(at_a[order.session], place=B)
         # A conversation larger than a second's worth goes when nothing else does.
         assert moved <= megabytes * (second + 2) + max(sizes)
+
+
+def test_a_conversation_of_which_the_move_was_refused_is_moved_later_and_costs_nothing() -> None:
+    places = [worker(A, pages=95), worker(B, pages=20)]
+    rebalance = Rebalance(rate=4 << 20, sessions=64)
+    waits = [session(name, held={A: 4}) for name in "stuvw"]
+
+    def moves(now_s: float, *sessions: SessionView) -> list[str]:
+        orders = list(rebalance.decide(view(*sessions, places=places, now_s=now_s)))
+        return [one.session for one in orders if isinstance(one, MoveSession)]
+
+    assert moves(0.0, *waits) == ["s", "t"]
+    assert moves(0.0, *waits) == [], "they may be on their way"
+    assert moves(1.0, replace(waits[0], place=B), *waits[1:]) == ["u"]
+    assert moves(3.0, replace(waits[0], place=B), *waits[1:]) == ["v", "w"]
+    there = [replace(one, place=B, came_from=A) for one in waits if one.session != "t"]
+    assert moves(5.0, *there, waits[1]) == ["t"], "the manager has refused it"
 
 
 def test_conversations_that_nobody_goes_on_with_leave_everywhere_but_what_others_share() -> None:

@@ -122,6 +122,22 @@ def test_an_order_is_not_given_again_at_once_and_a_refusal_not_told_again() -> N
     assert told == [1, *[0] * int(AGAIN_S)]
 
 
+def test_policies_that_replace_others_go_on_with_what_those_have_ordered() -> None:
+    says = Says(StorePages(A, PAGES, "x"), LetGo(B, PAGES, "x"))
+    large = view(places=[worker(A, page_bytes=60 << 20), worker(B)])
+    before, held = ClusterManager([("says", says)]), Held({"a": 4, "b": 4}, pooled=1)
+    assert len(round_of(before, large, {}, held).given) == 2
+    after = ClusterManager([("other", Says(*says.orders, StorePages(A, PAGES[:3], "x")))])
+    after.go_on_from(before)
+    decision = round_of(after, large, {}, held)
+    assert decision.given == []
+    assert reasons(decision) == ["pages move at 256 MiB a second at most (x)"]
+    after = ClusterManager([("other", Says(LetGo(POOL, PAGES, "x")))])
+    after.go_on_from(before)
+    (refused,) = reasons(round_of(after, large, {}, held))
+    assert refused.startswith("a worker is letting go of them")
+
+
 def test_a_second_order_to_let_go_that_means_more_is_given_too() -> None:
     manager = ClusterManager([("says", policy := Says())])
     pooled = Held({"a": 10}, pooled=10)

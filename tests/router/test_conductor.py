@@ -20,9 +20,18 @@ from pie.index.mirror import Mirror
 from pie.index.orders import CopiesTable, LoggedEvent, Orders
 from pie.index.server import EmbeddedServer
 from pie.index.settings import IndexSettings
+from pie.page.events import PlaceId, PlaceKind
 from pie.page.key import PageKey
 from pie.policies.cluster_manager import ClusterEvent, ClusterManager, Decision
-from pie.policies.cluster_policy import ClusterView, Order, SetCopies, Wanted
+from pie.policies.cluster_policy import (
+    ClusterView,
+    MoveSession,
+    Order,
+    PlaceView,
+    SessionView,
+    SetCopies,
+    Wanted,
+)
 from pie.policies.policy_set import PolicySet
 from pie.policies.prefixes import NO_PREFIXES, Prefixes
 from pie.router import conductor as module
@@ -37,6 +46,8 @@ from tests.support.redis_server import own_redis_server
 __all__ = ["own_redis_server"]
 
 GROUP = PageKey(b"1" * 32)
+PLACES = [PlaceView(PlaceId(name), PlaceKind.WORKER) for name in ("w0", "w1")]
+SESSION = SessionView("s", PlaceId("w0"), None, 0.0, 9.0, ())
 
 
 class Says:
@@ -67,7 +78,7 @@ class Paused(Overview):
         self.looks += 1
         await self.go_on.wait()
         self.go_on.clear()
-        return ClusterView(4, 1, (), now_s)
+        return ClusterView(4, 1, (), now_s, PLACES, [SESSION])
 
 
 class Clock:
@@ -214,6 +225,28 @@ class Deaf(Paused):
         with contextlib.suppress(asyncio.CancelledError):
             return await super().view(table, now_s, wanted, prefixes)
         return ClusterView(4, 1, (), now_s)
+
+
+async def test_policies_that_are_replaced_in_a_round_leave_what_comes_of_it(
+    index_settings: IndexSettings,
+) -> None:
+    overview, move = Paused(), MoveSession("s", PlaceId("w1"), "r")
+    async with conducting(index_settings, overview, move) as conductor:
+        before = conductor._manager
+        set_copies, replaced = conductor._set, list[ClusterManager]()
+
+        async def meanwhile(*args: Any) -> bool:
+            if not replaced:
+                conductor.replace_policies([("other", Says(move))])
+                replaced.append(conductor._manager)
+            return await set_copies(*args)
+
+        conductor._set = meanwhile  # type: ignore[method-assign]
+        overview.go_on.set()
+        await until(lambda: bool(replaced))
+        await until(lambda: overview.looks == 2)
+        remembered = replaced[0]._remembered
+        assert remembered.given == before._remembered.given != {}
 
 
 async def test_closing_ends_where_a_cancellation_is_lost(index_settings: IndexSettings) -> None:
