@@ -302,8 +302,9 @@ class Cluster:
         if found:
             raise ConfigError(found)
         file = self._config.policies.file
-        for warning in [] if file is None else warnings(file, self._config.model.page_tokens):
-            self._report("policies", f"warning: {warning}")
+        if file is not None:
+            for warning in warnings(file, checked(file), self._config.model.page_tokens):
+                self._report("policies", f"warning: {warning}")
         router = self._config.router
         try:
             # A router that is started again keeps its port, also where any free one will do.

@@ -43,15 +43,16 @@ def check(file: PolicyFile, config: ConfigFile = None, at: RouterAddress = None)
     from pie.cluster import policy_edit  # noqa: PLC0415
 
     with sentences():
-        good = policy_command.summary(file)
+        # Once: a pipe can be read no second time.
+        policies = policy_command.checked(file)
         if at is None:
             page_tokens = load(config).config.model.page_tokens
-            warned = policy_command.warnings(file, page_tokens)
+            warned = policy_command.warnings(file, policies, page_tokens)
         else:
-            warned = policy_edit.warnings(desk_of(config, at), file)
+            warned = policy_edit.warnings(desk_of(config, at), file, policies)
         for warning in warned:
             warn(warning)
-        say(good)
+        say(policy_command.summary(file, policies))
 
 
 @policy_app.command(

@@ -49,9 +49,8 @@ def read(file: Path | None) -> PolicyText:
         raise ConfigError(error.told()) from error
 
 
-def summary(file: Path) -> str:
-    """Return a line about a file that is acceptable, or raise as `checked` does."""
-    policies = checked(file)
+def summary(file: Path, policies: PolicySet) -> str:
+    """Return a line about a file that is acceptable, and the policies that it names."""
     rules = f"{len(policies.rules)} rule{'' if len(policies.rules) == 1 else 's'}"
     names: dict[PolicyKind, list[str]] = {}
     usual = (*always(), *map(default_spec, PolicyKind))
@@ -63,9 +62,8 @@ def summary(file: Path) -> str:
     return f"{file}: good; {', '.join(words)}"
 
 
-def warnings(file: Path, page_tokens: int) -> list[str]:
-    """Return what is no mistake of a file but likely none of what was meant, or raise as `checked` does."""
-    policies = checked(file)
+def warnings(file: Path, policies: PolicySet, page_tokens: int) -> list[str]:
+    """Return what is no mistake of a file, and the policies that it names, but likely none of what was meant."""
     found = [*policies.warnings, *short_prefixes(policies, page_tokens)]
     return [one.told(str(file)) for one in sorted(found, key=lambda one: (one.line, one.column))]
 

@@ -127,17 +127,13 @@ def apply_file(desk: Desk, file: Path, say: Say) -> bool:
     return _applied(desk, checked(file).text, file.name, str(file), say)
 
 
-def warnings(desk: Desk, file: Path) -> list[str]:
-    """Return what a router warns of in a file, which knows tenants; nothing changes.
+def warnings(desk: Desk, file: Path, policies: PolicySet) -> list[str]:
+    """Return what a router warns of in a file, and the policies that it names; nothing changes.
 
     Raises:
-        ConfigError: It is not acceptable, here or at the router.
+        ConfigError: It is not acceptable at the router.
         NotRunningError: No router answers.
     """
-    return _warnings(desk, checked(file), file)
-
-
-def _warnings(desk: Desk, policies: PolicySet, file: Path) -> list[str]:
     return desk.apply(policies.text, file.name, name=str(file), check=True).warnings
 
 
@@ -282,7 +278,7 @@ def difference(desk: Desk, file: Path) -> Difference:
         NotRunningError: No router answers.
     """
     policies = checked(file)
-    warned = _warnings(desk, policies, file)
+    warned = warnings(desk, file, policies)
     version = desk.report().version
     name = f"version {version}" if version else "in force"
     text = _text_in_force(desk, version) or ""

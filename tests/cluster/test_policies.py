@@ -13,6 +13,7 @@ import pytest
 from openai import OpenAI
 
 from pie.cluster.errors import ConfigError
+from pie.cluster.policy_command import checked
 from pie.cluster.policy_edit import (
     Desk,
     apply_file,
@@ -218,9 +219,13 @@ def test_a_module_that_only_the_router_lacks_is_told_with_where_it_looked(
     assert "  migration   spill-to-pool" in before
     shutil.copy(EXAMPLE, tmp_path / "only_here.py")
     file.write_text("worker:\n  retention: only_here:NewestFirst\n")
-    for ask in (apply_file, difference, warnings):
+    for ask in (
+        lambda: apply_file(desk, file, print),
+        lambda: difference(desk, file),
+        lambda: warnings(desk, file, checked(file)),
+    ):
         with pytest.raises(ConfigError) as caught:
-            ask(desk, file, *([print] if ask is apply_file else []))
+            ask()
         assert str(caught.value) == (
             f"{file}:2:14: worker.retention: there is no module 'only_here' in {serving.folder} "
             f"or on Python's path (at the router, {serving.url})"

@@ -14,8 +14,8 @@ from typer.testing import CliRunner, Result
 
 from pie.cluster.cli import app
 from pie.cluster.errors import ConfigError
-from pie.cluster.policy_command import lines_of, read, summary
-from pie.cluster.policy_edit import Desk, apply_file, events, warnings, watch_file
+from pie.cluster.policy_command import checked, lines_of, read, summary
+from pie.cluster.policy_edit import Desk, events, watch_file
 from pie.policies.errors import PolicyFileError
 from pie.policies.loader import load_policies
 from pie.policies.policy_set import PolicySet
@@ -61,7 +61,7 @@ def test_a_summary_names_every_kind_of_policy_that_a_file_names(tmp_path: Path) 
         "cluster:\n  replication: {policy: replicate-hot, copies: 3}\n"
         "  migration: [prefetch, {policy: drain, share: 0.8}, {policy: expire, after: 2d}]\n"
     )
-    assert summary(file) == (
+    assert summary(file, checked(file)) == (
         f"{file}: good; retention `lru`, 0 rules, routing `cost`, replication `replicate-hot`, "
         "migration `drain`, `expire`"
     )
@@ -310,16 +310,18 @@ def test_what_is_applied_is_what_was_checked_also_where_it_can_be_read_once(
         return Applied(0 if check else 3)
 
     monkeypatch.setattr(Desk, "apply", apply)
-    monkeypatch.setattr(Desk, "report", lambda _: PolicyReport(3, [], [], None))
+    monkeypatch.setattr(Desk, "report", lambda _: PolicyReport(0, [], [], None))
+    monkeypatch.setattr(Desk, "text", lambda _, version: None)
     text = "worker: {retention: lfu}\n"
-    for check in (False, True):
+    for command, at in (("apply", True), ("check", True), ("diff", True), ("check", False)):
         end, other = os.pipe()
         with os.fdopen(end), os.fdopen(other, "w") as writer:
             writer.write(text)
             writer.close()
-            file = Path(f"/dev/fd/{end}")
-            assert warnings(DESK, file) == [] if check else apply_file(DESK, file, print)
-    assert asked == [text, text]
+            there = ["--at", DESK.url] if at else []
+            done = CliRunner().invoke(app, ["policy", command, f"/dev/fd/{end}", *there])
+            assert (done.exit_code, done.stderr) == (0, "")
+    assert asked == [text] * 3
 
 
 @pytest.mark.parametrize(
