@@ -124,9 +124,10 @@ class Dispatcher:
                 refused=generation.refused,
                 failure=generation.failure,
             )
+        order = generation.order
         raise tries.gave_up(
             others=len(self._candidates(generation, tries)),
-            nobody=self._workers.none_takes(generation.order.model.name),
+            nobody=self._workers.none_takes(order.model.name, order.only_place),
         )
 
     async def _pick(self, generation: Generation, tries: Tries) -> Chosen[WorkerLink] | None:

@@ -118,9 +118,6 @@ class Tries:
                 f"The worker failed: {self._failure}", logged=f"worker {self._place} failed"
             )
         if self._ending is None:
-            if self._order.only_place is not None:
-                told = f"Worker {self._order.only_place} takes no requests."
-                return unavailable(told, retry_after_s)
             return unavailable(nobody, retry_after_s)
         lost = f"the last, {self._place}, was lost ({self._reason})"
         if self._left <= 0:

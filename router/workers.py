@@ -61,8 +61,12 @@ class WorkerSet:
             and link.usable
         ]
 
-    def none_takes(self, model_name: str) -> str:
-        """Return why no worker takes requests for a model, in a sentence."""
+    def none_takes(self, model_name: str, place: PlaceId | None = None) -> str:
+        """Return why no worker takes requests for a model, or not the one that was asked for, in a sentence."""
+        if place is not None:
+            link = self._links.get(place)
+            why = ": it is draining" if link is not None and link.record.draining else ""
+            return f"Worker {place} takes no requests{why}."
         links = [link for link in self._links.values() if link.record.model_name == model_name]
         leaving = [link for link in links if link.record.draining]
         lost = [link for link in links if not link.usable and link not in leaving]

@@ -70,6 +70,16 @@ def test_why_no_worker_takes_requests(there: dict[str, str], told: str) -> None:
     assert workers(**there).none_takes("m") == told
 
 
+def test_why_the_worker_that_was_asked_for_takes_no_requests() -> None:
+    there = workers(a="draining", b="lost")
+    told = [there.none_takes("m", PlaceId(place)) for place in "abc"]
+    assert told == [
+        "Worker a takes no requests: it is draining.",
+        "Worker b takes no requests.",
+        "Worker c takes no requests.",
+    ]
+
+
 def test_each_model_without_a_worker_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(WorkerLink, "connected", property(lambda link: link.record.place != "c"))
     known = workers(a="draining:m", b="ready:n", c="lost:o", d="draining:n")
