@@ -1,4 +1,4 @@
-"""On a live cluster a conversation that moves is answered warm where it went: its pages followed it while it waited."""
+"""On a live cluster what a request will need comes near while it waits: because its conversation moved, or because it waits."""
 
 from __future__ import annotations
 
@@ -41,11 +41,12 @@ cluster:
 STORY = "The lamp of the lighthouse turns once in ten seconds. " * 20
 
 
-@pytest.fixture
-def serving(tmp_path: Path) -> Iterator[Serving]:
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     """Two workers that run one request each, and a pool node."""
-    (tmp_path / "policies.yaml").write_text(POLICIES)
-    one = Serving(tmp_path, SETTINGS)
+    folder: Path = tmp_path_factory.mktemp("followed")
+    (folder / "policies.yaml").write_text(POLICIES)
+    one = Serving(folder, SETTINGS)
     try:
         one.wait_until_said("Ctrl-C stops it")
         one.wait_until_ready()
@@ -103,6 +104,27 @@ def kept_busy(serving: Serving, place: str) -> Iterator[None]:
             reading.result(60)
 
 
+def prefetched(serving: Serving, place: str) -> int:
+    """Return how many pages a worker has brought near for requests that wait."""
+    workers = httpx.get(f"{serving.url}/status", timeout=30).json()["workers"]
+    [counters] = [one["counters"] for one in workers if one["place"] == place]
+    return int(counters["pages_prefetched"])
+
+
+def apply(serving: Serving, text: str) -> None:
+    """Put policies in force, and wait until all places run them."""
+    url = f"{serving.url}/admin/policies"
+    applied = httpx.post(url, json={"text": text}, timeout=60)
+    applied.raise_for_status()
+    deadline_s = time.monotonic() + 60
+    while True:
+        places = httpx.get(url, timeout=30).json()["places"]
+        if {one["version"] for one in places} == {applied.json()["version"]}:
+            return
+        assert time.monotonic() < deadline_s, places
+        time.sleep(0.1)
+
+
 def did(serving: Serving, action: str, place: str) -> bool:
     """Say whether `follow-session` did something at a worker."""
     found: list[dict[str, Any]] = httpx.get(
@@ -129,3 +151,23 @@ def test_the_pages_of_a_conversation_that_moves_follow_it(serving: Serving) -> N
         place, _, cached = turn.result(120)
     assert place == "worker-1"
     assert cached >= tokens // PAGE_TOKENS * PAGE_TOKENS - PAGE_TOKENS
+
+
+def test_what_a_waiting_request_needs_comes_from_the_pool_by_the_defaults(serving: Serving) -> None:
+    # `prefetch` and `spill-to-pool` are in force where the file names no migration.
+    apply(serving, "cluster: {routing: cost}")
+    story = f"Of another lighthouse. {STORY}"
+    _, tokens, cached = ask(serving, "worker-0", story)
+    assert cached < PAGE_TOKENS
+    pages, before = tokens // PAGE_TOKENS, prefetched(serving, "worker-1")
+    with ThreadPoolExecutor(1) as pool:
+        with kept_busy(serving, "worker-1"):
+            turn = pool.submit(ask, serving, "worker-1", f"{story} Then")
+            deadline_s = time.monotonic() + 60
+            while prefetched(serving, "worker-1") < before + pages - 1:
+                assert time.monotonic() < deadline_s, "nothing came near"
+                time.sleep(0.1)
+            assert not turn.done(), "its turn had not come"
+        place, _, cached = turn.result(120)
+    assert place == "worker-1"
+    assert cached >= (pages - 1) * PAGE_TOKENS
