@@ -16,19 +16,13 @@ from benchmarks.live_mock import live_rates, simulated_rates
 from pie.policies.loader import load_policies
 from pie.simulator.cluster import ClusterSpec, SimulatedCluster
 from pie.simulator.cost_model import CostModel
+from pie.simulator.peers import NAMES
 from pie.simulator.report import Report, report_of
 from pie.simulator.trace import TraceRequest, read_trace
 from pie.simulator.worker import PoolStores
 
 CLIENTS = 8
 LIVE_SPEED = 40.0
-PEERS = (
-    "SglangThreshold",
-    "RayPrefixAffinity",
-    "LlmdWeighted",
-    "ProductionStackLoadAware",
-    "DynamoCost",
-)
 FOUR = ClusterSpec(workers=4, cost=CostModel(prefill_tokens_per_s=15_000.0))
 EIGHT = ClusterSpec(workers=8, cost=CostModel(prefill_tokens_per_s=8_000.0))
 POOLED = {
@@ -59,7 +53,7 @@ def run() -> dict[str, object]:
     results["requests_a_minute"] = round(60 * len(trace) / min(first[1], again[1]))
     results["open_loop_4_workers_15000_tokens_per_s"] = {
         "cost": _figures(first[0]),
-        **{peer: _figures(_open(FOUR, _peer(peer), trace)[0]) for peer in PEERS},
+        **{peer: _figures(_open(FOUR, _peer(peer), trace)[0]) for peer in NAMES},
     }
     results["open_loop_8_workers_8000_tokens_per_s"] = {
         "cost": _figures(_open(EIGHT, "cost", trace)[0])

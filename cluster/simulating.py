@@ -40,6 +40,9 @@ def simulate(
     compare: Annotated[
         list[Path] | None, typer.Option(help="Another policy file; may be given several times.")
     ] = None,
+    peers: Annotated[
+        bool, typer.Option("--peers", help="Try the rules of other routers too.")
+    ] = False,
     workers: Annotated[int, typer.Option(help="How many workers.")] = 4,
     pages: Annotated[int, typer.Option(help="Pages in a worker's device memory.")] = 4096,
     page_tokens: Annotated[int, typer.Option(help="Tokens in a page.")] = 512,
@@ -111,6 +114,7 @@ def simulate(
         options = SimulateOptions(
             trace=trace,
             policies=[policies, *(compare or ())],
+            peers=peers,
             cluster=ClusterSpec(
                 workers=workers,
                 engine=EngineSpec(

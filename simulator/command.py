@@ -12,8 +12,9 @@ from pathlib import Path
 
 import msgspec
 
-from pie.policies.loader import load_policy_file
+from pie.policies.loader import load_policies, load_policy_file
 from pie.policies.registry import did_you_mean
+from pie.simulator import peers
 from pie.simulator.cluster import ClusterSpec, SimulatedCluster
 from pie.simulator.cost_model import CostModel
 from pie.simulator.errors import SetupError
@@ -42,6 +43,8 @@ class SimulateOptions:
     limit: int | None = None
     json_file: Path | None = None
     html_file: Path | None = None
+    peers: bool = False
+    """Whether rules of other routers are tried too (`pie.simulator.peers`)."""
 
 
 def simulate(
@@ -67,6 +70,12 @@ def simulate(
     for warning in trace.warnings:
         warn(f"{options.trace.name}: {warning}")
     names = _names(options.policies)
+    if options.peers:
+        names += peers.NAMES
+        sets += [
+            load_policies(f"cluster: {{routing: {peers.__name__}:{name}}}", name=name)
+            for name in peers.NAMES
+        ]
     page_tokens = options.cluster.engine.page_tokens
     meant = [meant_in(trace, policies, page_tokens) for policies in sets]
     for name, one in zip(names, meant, strict=True):

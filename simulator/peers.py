@@ -13,9 +13,21 @@ from pie.policies.routing import Choice, RequestView, WorkerView, by_load, lot
 from pie.policies.routing_plain import PowerOfTwoRouting
 from pie.policies.routing_weighted import WeightedRouting
 
+NAMES = (
+    "SglangThreshold",
+    "RayPrefixAffinity",
+    "LlmdWeighted",
+    "ProductionStackLoadAware",
+    "DynamoCost",
+)
+"""All of them."""
+
 
 class SglangThreshold:
     """SGLang's cache-aware router: the longest match, else the smallest cache; uneven load goes first.
+
+    As its documents say (`--cache-threshold`, `--balance-abs-threshold`, `--balance-rel-threshold` of
+    `sglang-router`, with its defaults): load is uneven where both thresholds are passed.
 
     Args:
         cache_threshold: Least share of the prompt that must match.
@@ -50,6 +62,9 @@ class SglangThreshold:
 class RayPrefixAffinity:
     """Ray Serve's PrefixCacheAffinityRouter: the longest match of a tenth, else the emptiest cache.
 
+    As docs.ray.io has it under "PrefixCacheAffinityRouter for LLM inference optimization": load balance check,
+    prefix matching, and a draw of two where load is not balanced.
+
     Args:
         imbalanced_threshold: How many more requests the busiest may have before two are drawn and the
             less loaded takes the request; infinite by default, as there.
@@ -75,7 +90,11 @@ class RayPrefixAffinity:
 
 
 class LlmdWeighted(WeightedRouting):
-    """llm-d's default profile: prefix 3, KV-cache utilisation 2, queue 2, and the best score."""
+    """llm-d's default profile: prefix 3, KV-cache utilisation 2, queue 2, and the best score.
+
+    The weights are those of the endpoint picker's default configuration (`prefix-cache-scorer`,
+    `kv-cache-utilization-scorer`, `queue-scorer`, `max-score-picker`), of its inference scheduler.
+    """
 
     def __init__(self) -> None:
         super().__init__(scorers={"prefix": 3.0, "free-memory": 2.0, "queue": 2.0})
@@ -83,6 +102,8 @@ class LlmdWeighted(WeightedRouting):
 
 class ProductionStackLoadAware:
     """vLLM production-stack's load-aware routing: matched share less `beta` times relative load.
+
+    The formula and the default are those of its pull request 1035 (`loadaware`).
 
     Args:
         beta: What a load twice the mean costs, in shares of the prompt.
@@ -104,6 +125,9 @@ class ProductionStackLoadAware:
 
 class DynamoCost:
     """NVIDIA Dynamo's KV router: fewest pages to compute and to keep, at temperature 0.
+
+    As docs.nvidia.com has it under "Router Design": potential prefill blocks, weighted, and potential active
+    blocks. Later releases count pages below device memory in part, which is left out.
 
     Its cost is `overlap_weight` × pages of prefill, this request's and those that wait, + pages that are
     in use.

@@ -9,6 +9,7 @@ from random import Random
 import msgspec
 import pytest
 
+from pie.simulator import peers
 from pie.simulator.calibration import Observed, fit, observe
 from pie.simulator.command import SimulateOptions, read_cost_model, simulate
 from pie.simulator.cost_model import CostModel
@@ -52,6 +53,14 @@ def test_two_sets_of_policies_are_told_and_written_side_by_side(
     before = (tmp_path / "out.json").read_bytes()
     simulate(options, lambda _: None)
     assert (tmp_path / "out.json").read_bytes() == before
+
+
+def test_rules_of_other_routers_are_tried_beside_by_one_option(trace: Path) -> None:
+    reports = simulate(SimulateOptions(trace, [None], spec(), peers=True), lambda _: None)
+    assert [one.name for one in reports] == ["built-in", *peers.NAMES]
+    assert not any(one.policy_failures for one in reports)
+    spread = {tuple(worker.requests for worker in one.workers) for one in reports}
+    assert len(spread) > 1, "they do not all choose alike"
 
 
 def test_the_page_loads_nothing_and_names_every_set_of_policies() -> None:
