@@ -57,7 +57,7 @@ class Four(Overview):
 
 async def main(index: IndexSettings) -> None:
     """Lead, stand still and follow."""
-    module._LEASE_S, module._ROUND_S = 2.0, 1.0
+    module._LEASE_S, module._ROUND_S, module._EVERY_S = 2.0, 1.0, 0.1
     overview, policy = Four(Mirror(), dict, Demand(), Conversations()), Freezes()
     conductor = Conductor(
         index.url, "frozen", overview, Ordering(dict), PolicySet(), settings=index

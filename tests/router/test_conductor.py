@@ -159,6 +159,7 @@ async def test_a_router_that_stood_still_while_it_set_copies_sends_no_orders(
 ) -> None:
     clock = Clock()
     monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(module, "_EVERY_S", 0.1)
     overview = Paused()
     async with conducting(index_settings, overview, SetCopies(GROUP, 3, "hot")) as conductor:
         set_table = conductor._orders.set_table
@@ -185,6 +186,7 @@ async def test_a_router_frozen_past_its_lease_orders_nothing_after_it(
 ) -> None:
     # However busy this process is, the other one finds that it leads.
     monkeypatch.setattr(module, "_LEASE_S", 60.0)
+    monkeypatch.setattr(module, "_EVERY_S", 0.1)
     command = [sys.executable, "-m", "tests.router.freezing_leader"]
     frozen = await asyncio.create_subprocess_exec(
         *command, index_settings.model_dump_json(), stdout=asyncio.subprocess.PIPE
