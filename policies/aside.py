@@ -90,7 +90,9 @@ class AsidePolicy(Asking):
         first, left_s = self._take(proposals, next(some), self._deadline_s)
         return self._taken(proposals, first, some, left_s)
 
-    def _take(self, proposals: Proposals, most: int, left_s: float) -> tuple[list[Proposal], float]:
+    def _take(
+        self, proposals: Proposals[Proposal], most: int, left_s: float
+    ) -> tuple[list[Proposal], float]:
         """Return some proposals, and what is left of the time."""
         began_s = time.monotonic()
         question = functools.partial(proposals.take, most)
@@ -98,7 +100,11 @@ class AsidePolicy(Asking):
         return taken, left_s - (time.monotonic() - began_s)
 
     def _taken(
-        self, proposals: Proposals, taken: list[Proposal], some: Iterator[int], left_s: float
+        self,
+        proposals: Proposals[Proposal],
+        taken: list[Proposal],
+        some: Iterator[int],
+        left_s: float,
     ) -> Iterator[Proposal]:
         try:
             yield from taken

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
+from typing import Generic, TypeVar
 
 from pie.page.events import Part
 from pie.page.key import PageKey
 
 Proposal = tuple[PageKey, Part]
+
+_T = TypeVar("_T")
 
 _FIRST = 256
 """So many are taken at first: most questions are about fewer pages, and a policy makes so many in 0.1 ms."""
@@ -27,20 +30,20 @@ def sizes() -> Iterator[int]:
         most = min(2 * most, _MOST)
 
 
-class Proposals:
+class Proposals(Generic[_T]):
     """One answer of a policy. Its methods run the policy's code.
 
     Args:
         ask: Asks the policy.
     """
 
-    def __init__(self, ask: Callable[[], Iterable[Proposal]]) -> None:
+    def __init__(self, ask: Callable[[], Iterable[_T]]) -> None:
         self._ask = ask
-        self._found: Iterator[Proposal] | None = None
+        self._found: Iterator[_T] | None = None
         self.are_over = False
         """Whether there are no more."""
 
-    def take(self, most: int) -> list[Proposal]:
+    def take(self, most: int) -> list[_T]:
         """Return the next proposals, fewer than `most` where there are no more; none once closed."""
         if self.are_over:
             return []

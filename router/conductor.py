@@ -42,7 +42,7 @@ _EVERY_S = 1.0
 _LEASE_S = 5.0
 _ROUND_S = _LEASE_S / 2
 """A round that has lasted longer is dropped: by its end another router may lead."""
-_DEADLINE_S = 1.0
+DEADLINE_S = 1.0
 """What a policy has to answer."""
 _AGAIN_S = 60.0
 """A table that has not changed is set again so often, so that it is not forgotten."""
@@ -202,12 +202,12 @@ class Conductor:
             functools.partial(manager.ask, number, manager.shown(number, view))
             for number in range(len(manager.names))
         ]
-        asked, late = await aside.ask(questions, _DEADLINE_S)
+        asked, late = await aside.ask(questions, DEADLINE_S)
         for number in late:
             log.error(
                 "the cluster policy %s has not answered in %g s; nothing of it changes",
                 manager.names[number],
-                _DEADLINE_S,
+                DEADLINE_S,
             )
         if manager is not self._manager or self._is_late(led_s):
             return

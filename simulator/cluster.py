@@ -130,6 +130,7 @@ class SimulatedCluster:
         self._model = model
         self._watch = Watch(limit_s)
         self.policy_failures = self._watch.failures
+        self.answer_times = self._watch.times
         self.spec = spec
         self.clock = VirtualClock()
         self._kept: list[Kept] = []

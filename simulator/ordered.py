@@ -46,6 +46,12 @@ def orders_told(reports: Sequence[Report]) -> list[str]:
             f"{report.name}: {policy} failed {count:,} times, and what is built in decided then"
             for policy, count in report.policy_failures.items()
         ]
+        lines += [
+            f"{report.name}: {one.late:,} of {one.answers:,} answers of {policy} took over "
+            f"{one.deadline_ms:g} ms of real time; {one.instead}"
+            for policy, one in report.late_answers.items()
+            if one.late
+        ]
         lines += [f"{report.name}: not simulated: {what}" for what in report.not_simulated]
         if report.pages_lost:
             lines.append(

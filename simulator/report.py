@@ -1,6 +1,6 @@
 """What a simulation shows, in numbers.
 
-Covers the record, which is the same for the same trace, policies and seed. Does not cover how it is
+Covers the record, which is the same for the same trace, policies and seed, but for `late_answers`. Does not cover how it is
 shown (`pie.simulator.plots`).
 """
 
@@ -72,6 +72,18 @@ class OrderReport(msgspec.Struct, frozen=True):
     hints: list[Hint]
 
 
+class LateAnswers(msgspec.Struct, frozen=True):
+    """How long a policy of the user's own took, in real time."""
+
+    answers: int
+    late: int
+    """Those that took longer than `deadline_ms`."""
+    deadline_ms: float
+    """What an answer may take while serving."""
+    instead: str
+    """What is done there instead."""
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """One set of policies on one trace."""
 
@@ -96,6 +108,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     orders: OrderReport
     policy_failures: dict[str, int]
     """How often each of the user's own policies failed; what is built in decided then."""
+    late_answers: dict[str, LateAnswers]
+    """By policy of the user's own; in real time, and so the one figure that another run may give otherwise."""
     not_simulated: list[str]
     """What the policies say and nobody does here."""
     warnings: list[str]
@@ -153,6 +167,10 @@ def report_of(name: str, cluster: SimulatedCluster, *, warnings: Sequence[str] =
         bytes_moved=moved,
         orders=_order_report(cluster, page_bytes),
         policy_failures=dict(sorted(cluster.policy_failures.items())),
+        late_answers={
+            name: LateAnswers(one.answers, one.late, one.deadline_s * 1e3, one.instead)
+            for name, one in sorted(cluster.answer_times.items())
+        },
         not_simulated=cluster.not_simulated,
         warnings=list(warnings),
         pages_lost=cluster.lost,

@@ -1,30 +1,36 @@
 """Users' policies asked by a limit, so that one that does not come back ends the simulation and not its user's day.
 
-Covers the limit, and users' policies of each kind under it; built-in ones are asked as ever. Does not cover how a
-thread is made to leave what it runs (`pie.policies.ending`) or deadlines while serving (`pie.policies.aside`), which
-are far shorter and in real time, and so would make each simulation another one.
+Covers the limit, users' policies of each kind under it, and counting answers that would have come too late while
+serving; built-in ones are asked as ever. Does not cover how a thread is made to leave what it runs
+(`pie.policies.ending`). What comes late counts all the same: deadlines while serving (`pie.policies.aside`) are far
+shorter and in real time, and so would make each simulation another one.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import signal
 import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeVar
 
 from pie.page.events import Part
 from pie.page.key import PageKey
+from pie.policies import aside, routing_aside
 from pie.policies.choice_checks import checked
 from pie.policies.cluster_policy import ClusterPolicy, ClusterView, Order
 from pie.policies.ending import Endable, PolicyEndedError
 from pie.policies.failing import Asking, Failures
+from pie.policies.proposals import Proposals, sizes
 from pie.policies.retention import PageView, RetentionPolicy
 from pie.policies.routing import Choice, RequestView, RoutingPolicy, WorkerView
 from pie.policies.rules import Ruled
+from pie.router import conductor
 from pie.simulator.errors import StalledError
 
 LIMIT_S = 10.0
@@ -32,6 +38,22 @@ LIMIT_S = 10.0
 _LOOK_S = 0.1
 
 _T = TypeVar("_T")
+
+
+@dataclass(slots=True)
+class AnswerTimes:
+    """How many answers of a policy would have come too late while serving."""
+
+    deadline_s: float
+    instead: str
+    """What is done there instead, as a sentence says it."""
+    answers: int = 0
+    late: int = 0
+
+    def took(self, spent_s: float) -> None:
+        """Count an answer."""
+        self.answers += 1
+        self.late += spent_s > self.deadline_s
 
 
 class Watch:
@@ -49,6 +71,8 @@ class Watch:
         """How often each of them has raised, or chosen what cannot be."""
         self._told = defaultdict[str, Failures](Failures)
         """The same for the log, which many ask."""
+        self.times: dict[str, AnswerTimes] = {}
+        """How long each of them took, in real time: nothing in a simulation goes by it."""
         self._endable = Endable()
         self._until_s = math.inf
         self._late: str | None = None
@@ -86,21 +110,30 @@ class Watch:
         if _is_builtin(policy):
             return policy
         self._has_users = True
-        return _Retention(self, f"the retention policy {name}", policy)
+        name = f"the retention policy {name}"
+        self._time(name, aside.DEADLINE_S, "a worker would have used `lru`")
+        return _Retention(self, name, policy)
 
     def routing(self, name: str, policy: RoutingPolicy) -> RoutingPolicy:
         """Return the same of a routing policy."""
         if _is_builtin(policy):
             return policy
         self._has_users = True
-        return _Routing(self, f"the routing policy {name}", policy)
+        name = f"the routing policy {name}"
+        self._time(name, routing_aside.DEADLINE_S, "a router would have used `cost`")
+        return _Routing(self, name, policy)
 
     def cluster(self, name: str, policy: ClusterPolicy) -> ClusterPolicy:
         """Return the same of a cluster policy."""
         if _is_builtin(policy):
             return policy
         self._has_users = True
-        return _Cluster(self, f"the cluster policy {name}", policy)
+        name = f"the cluster policy {name}"
+        self._time(name, conductor.DEADLINE_S, "a router would have gone on without")
+        return _Cluster(self, name, policy)
+
+    def _time(self, name: str, deadline_s: float, instead: str) -> None:
+        self.times.setdefault(name, AnswerTimes(deadline_s, instead))
 
     def ask(self, name: str, work: Callable[[], _T], until_s: float | None = None) -> _T:
         """Return what a policy answers.
@@ -139,13 +172,30 @@ class Watch:
         """Return when a question of now must be answered."""
         return time.monotonic() + self.limit_s
 
-    def each(self, name: str, answers: Callable[[], Iterable[_T]]) -> Iterator[_T]:
-        """Yield what a policy answers, one after the other, all of them by one limit."""
-        until_s = self.until_s()
-        found = self.ask(name, lambda: iter(answers()), until_s)
-        end = object()
-        while (one := self.ask(name, lambda: next(found, end), until_s)) is not end:
-            yield one  # type: ignore[misc]
+    def answer(self, name: str, work: Callable[[], _T]) -> _T:
+        """Return what a policy answers at once, as `ask` does, and count how long it took."""
+        began_s = time.perf_counter()
+        try:
+            return self.ask(name, work)
+        finally:
+            self.times[name].took(time.perf_counter() - began_s)
+
+    def proposals(self, name: str, ask: Callable[[], Iterable[_T]]) -> Iterator[_T]:
+        """Yield what a policy proposes, taken some at a time as while serving, all by one limit."""
+        until_s, spent_s = self.until_s(), 0.0
+        proposals = Proposals(ask)
+        try:
+            for most in sizes():
+                began_s = time.perf_counter()
+                try:
+                    taken = self.ask(name, functools.partial(proposals.take, most), until_s)
+                finally:
+                    spent_s += time.perf_counter() - began_s
+                yield from taken
+                if proposals.are_over:
+                    return
+        finally:
+            self.times[name].took(spent_s)
 
     def _look(self, is_main: bool) -> None:
         while not self._over.wait(_LOOK_S):
@@ -183,7 +233,7 @@ class _Retention(Asking):
 
     def victims(self, bytes_needed: int, now_s: float) -> Iterable[tuple[PageKey, Part]]:
         """Return what it proposes."""
-        return self._watch.each(self._name, lambda: self._policy.victims(bytes_needed, now_s))
+        return self._watch.proposals(self._name, lambda: self._policy.victims(bytes_needed, now_s))
 
 
 class _Routing(Asking):
@@ -200,7 +250,7 @@ class _Routing(Asking):
         def choose() -> Choice:
             return checked(self._policy.choose(request, workers), places, len(workers))
 
-        return self._watch.ask(self._name, choose)
+        return self._watch.answer(self._name, choose)
 
 
 class _Cluster:
@@ -211,7 +261,7 @@ class _Cluster:
 
     def decide(self, view: ClusterView) -> Iterable[Order]:
         """Return its orders."""
-        return self._watch.each(self._name, lambda: self._policy.decide(view))
+        return self._watch.proposals(self._name, lambda: self._policy.decide(view))
 
 
 def _is_builtin(policy: object) -> bool:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
+import msgspec
 import pytest
 
 from pie.page.events import Part
@@ -18,7 +19,7 @@ from pie.policies.routing import Choice, RequestView, WorkerView
 from pie.simulator.cluster import SimulatedCluster
 from pie.simulator.errors import StalledError
 from pie.simulator.ordered import orders_told
-from pie.simulator.report import report_of
+from pie.simulator.report import Report, report_of
 from tests.simulator.parts import ask, spec
 
 TRACE = [ask(at * 0.5, (at + 1, 40), output=2) for at in range(30)]
@@ -98,6 +99,23 @@ def simulated(text: str, *, limit_s: float = 0.3) -> SimulatedCluster:
     return SimulatedCluster(spec(pages=16), policies, limit_s=limit_s)
 
 
+class Slow(Retention):
+    """Takes longer than a worker waits, whatever it is asked."""
+
+    def victims(self, bytes_needed: int, now_s: float) -> Iterable[tuple[PageKey, Part]]:
+        time.sleep(0.003)
+        return ()
+
+    def choose(self, request: RequestView, workers: Sequence[WorkerView]) -> Choice:
+        time.sleep(0.021)
+        return Choice(workers[0].place)
+
+
+def timeless(cluster: SimulatedCluster) -> Report:
+    """Return what is the same in each run."""
+    return msgspec.structs.replace(report_of("x", cluster), late_answers={})
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -143,7 +161,7 @@ def test_policies_that_come_back_decide_as_before() -> None:
     # One that proposes nothing is helped out by `lru`.
     builtin = simulated("{worker: {retention: lru}, cluster: {routing: 'MY:RoutingFirst'}}")
     builtin.run_open(TRACE)
-    assert report_of("x", users) == report_of("x", builtin)
+    assert timeless(users) == timeless(builtin)
     assert users.workers[0].engine.table.counts().idle > 0
 
 
@@ -174,3 +192,23 @@ def test_how_often_a_policy_failed_is_reported(caplog: pytest.LogCaptureFixture)
     assert [one for one in said if one.exc_info] == said[:1]
     line = f"mine: the routing policy {name} failed 30 times, and what is built in decided then"
     assert line in orders_told([report])
+
+
+def test_answers_that_a_router_or_a_worker_would_not_have_waited_for_are_told() -> None:
+    text = "{worker: {retention: 'MY:Slow'}, cluster: {routing: 'MY:Slow'}}"
+    runs = [simulated(text, limit_s=60.0) for _ in range(2)]
+    for cluster in runs:
+        cluster.run_open(TRACE)
+    report, again = (report_of("mine", cluster) for cluster in runs)
+    told = report.late_answers[f"the retention policy {__name__}:Slow"]
+    assert told.late == told.answers > 0
+    assert (
+        f"mine: {told.late} of {told.late} answers of the retention policy {__name__}:Slow took over 1 ms of real "
+        "time; a worker would have used `lru`"
+    ) in orders_told([report])
+    assert (
+        f"mine: 30 of 30 answers of the routing policy {__name__}:Slow took over 20 ms of real time; a router would "
+        "have used `cost`"
+    ) in orders_told([report])
+    assert timeless(runs[0]) == timeless(runs[1])
+    assert report.late_answers.keys() == again.late_answers.keys()
