@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Annotated
+
+from pydantic import Field
 
 from pie.page.key import PageKey
 from pie.policies.cluster_policy import ClusterView, SetCopies
+from pie.policies.units import Count
+
+Key = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class CopiesByKey:
@@ -16,7 +22,7 @@ class CopiesByKey:
         copies: How many pool nodes keep each.
     """
 
-    def __init__(self, groups: list[str], copies: int = 2) -> None:
+    def __init__(self, groups: list[Key], copies: Count = 2) -> None:
         self._groups = [PageKey(bytes.fromhex(group)) for group in groups]
         self._copies = copies
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import Field
 
 from pie.page.events import Part
 from pie.page.key import PageKey
@@ -16,7 +19,7 @@ class NewestFirst:
         keep_pages: So many pages, the earliest, are never proposed.
     """
 
-    def __init__(self, keep_pages: int = 0) -> None:
+    def __init__(self, keep_pages: Annotated[int, Field(ge=0)] = 0) -> None:
         self._keep_pages = keep_pages
         self._held: dict[tuple[PageKey, Part], None] = {}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pie.policies.routing import Choice, RequestView, WorkerView
+from pie.policies.units import NonNegative
 
 
 class PatientSessions:
@@ -14,7 +15,7 @@ class PatientSessions:
         patience_ms: A worker whose queue takes longer is passed over while another one's does not.
     """
 
-    def __init__(self, patience_ms: float = 2_000.0) -> None:
+    def __init__(self, patience_ms: NonNegative = 2_000.0) -> None:
         self._patience_ms = patience_ms
 
     def choose(self, request: RequestView, workers: Sequence[WorkerView]) -> Choice:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import Annotated
+
+from pydantic import Field
 
 from pie.policies.cluster_policy import ClusterView, WantWorkers
 
@@ -15,7 +18,7 @@ class SpareWorkers:
         spare: How many.
     """
 
-    def __init__(self, spare: int = 1) -> None:
+    def __init__(self, spare: Annotated[int, Field(ge=0, le=1_000)] = 1) -> None:
         self._spare = spare
 
     def decide(self, view: ClusterView) -> Iterable[WantWorkers]:

@@ -6,6 +6,7 @@ import math
 
 from pie.policies.retention import PageView
 from pie.policies.scored import PageUse, ScoredRetention
+from pie.policies.units import Positive
 
 
 class UsedOften(ScoredRetention):
@@ -15,7 +16,7 @@ class UsedOften(ScoredRetention):
         doubling_s: That time, in seconds.
     """
 
-    def __init__(self, doubling_s: float = 300.0) -> None:
+    def __init__(self, doubling_s: Positive = 300.0) -> None:
         self._doubling_s = doubling_s
 
     def score(self, page: PageView, use: PageUse, now_s: float) -> float:

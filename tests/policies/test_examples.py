@@ -13,6 +13,7 @@ from pie.page.events import Part, PlaceId, PlaceKind, Tier
 from pie.page.key import PageKey
 from pie.policies.cluster_manager import ClusterManager
 from pie.policies.cluster_policy import ClusterView, GroupView, PlaceView
+from pie.policies.errors import PolicyFileError
 from pie.policies.loader import load_policies, load_policy_file
 from pie.policies.manager import RetentionManager
 from pie.policies.policy_set import PolicySet
@@ -183,3 +184,20 @@ def test_a_name_that_is_nearly_an_installed_one_is_told() -> None:
     with pytest.raises(Exception, match="did you mean 'newest-first'") as caught:
         load_policies("worker: {retention: newest-frist}", name="policies.yaml")
     assert "`fair-tenants`" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("half", "option"),
+    [
+        ("worker: {retention: {policy: newest_first:NewestFirst", "keep_pages: -1"),
+        ("worker: {retention: {policy: used_often:UsedOften", "doubling_s: 0"),
+        ("cluster: {routing: {policy: patient_sessions:PatientSessions", "patience_ms: .nan"),
+        ("cluster: {replication: {policy: copies_by_key:CopiesByKey", "groups: [zz]"),
+        ("cluster: {scale: {policy: spare_workers:SpareWorkers", "spare: -1"),
+    ],
+)
+def test_an_option_that_cannot_be_is_told_at_its_place(half: str, option: str) -> None:
+    with pytest.raises(PolicyFileError) as caught:
+        policies(f"{half},\n{option}}}}}")
+    (problem,) = caught.value.problems
+    assert (problem.line, problem.column) == (2, 1)
