@@ -24,7 +24,10 @@ MOST_CHAINS = 32
 """Groups that are told with the pages of a prompt that holds them."""
 MOST_SESSIONS = 128
 MOST_CHAIN_PAGES = 1_024
-MOST_SESSION_PAGES = 2_048
+MOST_SESSION_PAGES = 16_384
+"""Of one conversation."""
+MOST_PAGES_OF_SESSIONS = MOST_SESSIONS * 2_048
+"""Of all conversations of a view together; of those used longest ago the last pages are left out."""
 MOST_MOVES = 1_024
 """Of moves so many of the latest are kept: those of one round."""
 MOST_ROUTERS = 256
@@ -179,8 +182,10 @@ def bounded(view: RouterView) -> RouterView:
         chains += bool(group.chain)
         chain = group.chain[:MOST_CHAIN_PAGES] if chains <= MOST_CHAINS else ()
         groups.append(group._replace(chain=tuple(chain)))
-    sessions = [
-        one._replace(pages=tuple(one.pages[:MOST_SESSION_PAGES]))
-        for one in view.sessions[:MOST_SESSIONS]
-    ]
+    sessions: list[SeenSession] = []
+    room = MOST_PAGES_OF_SESSIONS
+    for one in view.sessions[:MOST_SESSIONS]:
+        pages = tuple(one.pages[: min(room, MOST_SESSION_PAGES)])
+        room -= len(pages)
+        sessions.append(one._replace(pages=pages))
     return RouterView(tuple(groups), tuple(sessions))

@@ -20,6 +20,7 @@ from pie.index.router_views import (
     MOST_CHAINS,
     MOST_GROUPS,
     MOST_MOVES,
+    MOST_PAGES_OF_SESSIONS,
     MOST_SESSION_PAGES,
     MOST_SESSIONS,
     Move,
@@ -152,7 +153,8 @@ class RouterViewsConformance:
 
     def test_a_large_view_comes_whole_sooner_or_later(self) -> None:
         """Meanwhile what is there is right."""
-        sessions = tuple(seen(f"s{at}", MOST_SESSION_PAGES, of=at) for at in range(MOST_SESSIONS))
+        pages = MOST_PAGES_OF_SESSIONS // MOST_SESSIONS
+        sessions = tuple(seen(f"s{at}", pages, of=at) for at in range(MOST_SESSIONS))
         with self.routers(2) as (one, two):
             told: Sequence[SeenSession] = ()
             calls = 0

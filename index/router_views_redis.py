@@ -44,7 +44,7 @@ log = logging.getLogger("pie.index.router_views_redis")
 
 _KEY_BYTES = 32
 _PAGES_AT_ONCE = 8_192
-"""Of one command: 256 KiB, which Redis copies in a tenth of a millisecond."""
+"""Of one command: 256 KiB, which Redis copies in a tenth of a millisecond. A conversation that is longer has one alone."""
 _PAGES_A_CALL = 32_768
 """Of one call, each way: a megabyte a second. What is beyond it follows at the next one."""
 _PAGES_OF_ALL = 2 << 20

@@ -46,7 +46,7 @@ from pie.policies.order_checks import (
     bad_pages,
     looked_up,
 )
-from pie.policies.order_limits import BYTES_PER_S, MOST_MOVES, MOST_ORDERS
+from pie.policies.order_limits import BYTES_PER_S, MOST_MOVES, MOST_ORDERS, MOST_PAGES
 from pie.policies.proposed_orders import kept, order_of
 from pie.policies.remembered import Leaving, Remembered
 
@@ -302,8 +302,10 @@ class ClusterManager:
 
     def _give(self, number: int, order: PageOrder | MoveSession, now: _Round) -> None:
         """Give an order, or refuse it; nothing where it was given just now, or is about nothing."""
-        key, size = _key(order), 0
-        if key in now.decision.remembered.given:
+        given, size, left = now.decision.remembered.given, 0, order
+        # Of one that is given in parts it is known only once it was looked up which one is next.
+        in_parts = not isinstance(order, MoveSession) and len(order.pages) > MOST_PAGES
+        if _key(order) in given and not in_parts:
             return
         if isinstance(order, MoveSession):
             refused = self._full(now.moves, MOST_MOVES, "conversations were moved")
@@ -314,11 +316,14 @@ class ClusterManager:
             refused = self._full(now.orders, MOST_ORDERS, "orders were given")
             refused = refused or bad_pages(order, now.view) or self._no_more(number, order, now)
             if not refused:
-                refused, order, size = self._looked_up(number, order, now)
+                refused, left, size = self._looked_up(number, order, now)
+            if in_parts and not refused and _key(left) in given:
+                self._in_vain(order, now)
+                return
         if refused:
             self._refuse(number, order, refused, now)
         else:
-            self._book(number, order, key, size, now)
+            self._book(number, left, _key(left if in_parts else order), size, now)
 
     def _full(self, count: int, most: int, what: str) -> str:
         return f"{most:,} {what} in this round" if count >= most else ""
@@ -332,15 +337,20 @@ class ClusterManager:
         remembered = now.decision.remembered
         refused, left, size = looked_up(order, now.view, now.holders)
         if refused:
-            now.in_vain += 1
-            remembered.in_vain.pop(_key(order), None)
-            remembered.in_vain[_key(order)] = now.view.now_s
+            self._in_vain(order, now)
         elif isinstance(left, LetGo) and not left.also_last:
             refused = self._leaning(left, now)
         elif remembered.bytes_left < min(size, BYTES_PER_S):
             now.slowed.add(number)
             refused = _TOO_FAST
         return refused, left, size
+
+    def _in_vain(self, order: PageOrder, now: _Round) -> None:
+        """Note that an order was looked up for nothing: others are before it in the next rounds."""
+        now.in_vain += 1
+        in_vain = now.decision.remembered.in_vain
+        in_vain.pop(_key(order), None)
+        in_vain[_key(order)] = now.view.now_s
 
     def _leaning(self, order: LetGo, now: _Round) -> str:
         """Return that what an order leans on, the pool's copies or the workers', is told to go itself; else nothing."""

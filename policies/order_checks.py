@@ -17,11 +17,12 @@ from pie.policies.cluster_policy import (
     FetchPages,
     LetGo,
     MoveSession,
+    PlaceView,
     SetCopies,
     StorePages,
     WantWorkers,
 )
-from pie.policies.order_limits import MOST_PAGES
+from pie.policies.order_limits import MOST_PAGES, MOST_SEQUENCE_PAGES
 
 MOST_WORKERS = 10_000
 
@@ -93,8 +94,8 @@ def bad_pages(order: PageOrder, view: ClusterView) -> str:
     refused = ""
     if place is None or (place.kind is not PlaceKind.WORKER and not isinstance(order, LetGo)):
         refused = f"there is no worker {order.place}"
-    elif len(order.pages) > MOST_PAGES:
-        refused = f"it is about more than {MOST_PAGES} pages"
+    elif len(order.pages) > MOST_SEQUENCE_PAGES:
+        refused = f"it is about more than {MOST_SEQUENCE_PAGES:,} pages"
     elif isinstance(order, LetGo):
         refused = "" if 0 <= order.start < len(order.pages) else "it is about no page"
     elif not view.nodes:
@@ -110,25 +111,45 @@ def looked_up(order: PageOrder, view: ClusterView, holders: Holders) -> tuple[st
     """Look up who has an order's pages, of which `bad_pages` says nothing.
 
     Returns:
-        Why it is refused, or nothing; what is left of it; how many bytes move.
+        Why it is refused, or nothing; what is left of it, `MOST_PAGES` at most; how many bytes move.
     """
     place = view.place(order.place)
     assert place is not None, "bad_pages was asked"
-    if isinstance(order, LetGo) and order.also_last:
-        return "", order, 0
+    if isinstance(order, LetGo):
+        refused, left = _letting_go(order, place, view, holders)
+        return refused, left, 0
     found = holders.held(order.pages)
     here = found.workers.get(order.place, 0)
-    if isinstance(order, LetGo):
-        elsewhere = found.pooled
-        if place.kind is PlaceKind.POOL:
-            leaving = {one.place for one in view.places if one.draining}
-            elsewhere = kept_by_workers(found, leaving)
-        refused = "" if elsewhere > order.start else "they are the last copies"
-        return refused, replace(order, pages=order.pages[:elsewhere]), 0
     if isinstance(order, StorePages):
-        refused = "" if here > found.pooled else "the pool has what is there"
-        size = max(0, here - found.pooled) * place.page_bytes
-        return refused, replace(order, pages=order.pages[:here]), size
-    refused = "" if found.pooled > here else "the pool has no more than is there"
-    size = max(0, found.pooled - here) * place.page_bytes
-    return refused, replace(order, pages=order.pages[: found.pooled]), size
+        there, held, why = found.pooled, here, "the pool has what is there"
+    else:
+        there, held, why = here, found.pooled, "the pool has no more than is there"
+    if held <= there:
+        return why, order, 0
+    # Parts have fixed ends, so that one that is half done is the same one.
+    first = there // MOST_PAGES * MOST_PAGES
+    last = min(held, first + MOST_PAGES)
+    return "", replace(order, pages=order.pages[first:last]), (last - there) * place.page_bytes
+
+
+def _letting_go(
+    order: LetGo, place: PlaceView, view: ClusterView, holders: Holders
+) -> tuple[str, LetGo]:
+    """Return why a place does not let go, or nothing; and what of it leaves: the last part first."""
+    has_parts = len(order.pages) > MOST_PAGES
+    if order.also_last and not has_parts:
+        return "", order
+    found, is_node = holders.held(order.pages), place.kind is PlaceKind.POOL
+    last = len(order.pages)
+    if not order.also_last:
+        leaving = {one.place for one in view.places if one.draining}
+        last = kept_by_workers(found, leaving) if is_node else found.pooled
+        if last <= order.start:
+            return "they are the last copies", order
+    if has_parts:
+        last = min(last, found.pooled if is_node else found.workers.get(order.place, 0))
+        if last <= order.start:
+            return "it has none of them", order
+    first = (last - 1) // MOST_PAGES * MOST_PAGES
+    start = max(0, order.start - first)
+    return "", replace(order, pages=order.pages[first:last], start=start)

@@ -13,7 +13,11 @@ MOST_ORDERS = 8
 MOST_MOVES = 1_024
 """Conversations that are moved in one round: no byte moves for it."""
 MOST_PAGES = 2_048
-"""Pages of one order."""
+"""Pages of one order as it is given: a proposal about more is carried out a part in each round."""
+MOST_SEQUENCE_PAGES = 16_384
+"""Pages of a sequence that a proposal may be about, as those of one conversation: 262,144 tokens at 16 a page."""
+GROUP_PAGES = 32
+"""As the pool shares pages out (`pie.pool.placement`), which policies do not import."""
 AGAIN_S = 20.0
 """So long an order that was given is not given again."""
 ORDER_S = 20.0

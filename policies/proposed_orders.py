@@ -20,7 +20,7 @@ from pie.policies.cluster_policy import (
     WantWorkers,
 )
 from pie.policies.containing import is_own
-from pie.policies.order_limits import MOST_PAGES
+from pie.policies.order_limits import MOST_SEQUENCE_PAGES
 
 MOST_CHARS = 300
 """Of a reason or a name: an event is kept in Redis, and there are a thousand."""
@@ -72,7 +72,11 @@ def _field(value: object, kind: type[object]) -> object:
         # More than is kept, so that a longer name is not taken for one that is there.
         return str.__str__(cast(str, value))[: MOST_CHARS + 1]
     if kind is Sequence:
-        pages = islice(cast(Sequence[object], value), MOST_PAGES + 1)
+        few = type(value) is tuple and len(value) <= MOST_SEQUENCE_PAGES
+        if few and set(map(type, cast(tuple[object, ...], value))) <= {bytes}:
+            # Most are parts of what was shown, some of them long.
+            return value
+        pages = islice(cast(Sequence[object], value), MOST_SEQUENCE_PAGES + 1)
         return tuple(_field(page, bytes) for page in pages)
     return value
 

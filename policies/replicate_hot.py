@@ -28,13 +28,12 @@ from pie.policies.cluster_policy import (
     Order,
     SetCopies,
 )
+from pie.policies.order_limits import GROUP_PAGES
 from pie.policies.units import Positive, Seconds, Share
 
 _MOST_COPIES = 64
 _LEAVES_S = 30.0
 """How long pages are told to leave where nobody knows whether they have."""
-_GROUP_PAGES = 32
-"""As the pool shares pages out (`pie.pool.placement`), which policies do not import."""
 
 
 class ReplicateHot:
@@ -109,7 +108,7 @@ class ReplicateHot:
             and one.workers is not None
             and self._wanted(one) > max(1, len(one.workers))
         ]
-        before = {key for one in hot for key in one.chain[::_GROUP_PAGES] if key != one.group}
+        before = {key for one in hot for key in one.chain[::GROUP_PAGES] if key != one.group}
         return [one for one in hot if one.group not in before]
 
     def _to_workers(self, one: GroupView, view: ClusterView) -> list[Order]:
@@ -186,7 +185,7 @@ class ReplicateHot:
             for other in self._brought.values()
             if other.going_since_s is None and brought.places[-1] in other.places
         ]
-        return {key for one in chains for key in one[::_GROUP_PAGES]}
+        return {key for one in chains for key in one[::GROUP_PAGES]}
 
 
 @dataclass(slots=True)
@@ -208,6 +207,6 @@ class _Brought:
 
     def first_but(self, needed: Set[PageKey]) -> int:
         """Return where the first group begins of which the first page is not needed; else the last group."""
-        firsts = self.chain[::_GROUP_PAGES]
+        firsts = self.chain[::GROUP_PAGES]
         at = next((at for at, key in enumerate(firsts) if key not in needed), len(firsts) - 1)
-        return at * _GROUP_PAGES
+        return at * GROUP_PAGES

@@ -14,12 +14,12 @@ from itertools import islice
 
 from pie.page.events import PlaceId
 from pie.page.key import PageKey, RootKey
+from pie.policies.order_limits import MOST_SEQUENCE_PAGES
 
 _MOST = 65_536
 """Conversations of which it is remembered where they are: the latest ones, some 10 MB."""
 _MOST_PAGES = 262_144
 """Pages of all of them whose keys are remembered, some 25 MB; the ones used longest ago are forgotten."""
-_MOST_OF_ONE = 2_048
 
 ConversationKey = tuple[str | None, str]
 """A conversation's salt, and what its client calls it."""
@@ -144,7 +144,7 @@ class Conversations:
         root: RootKey | None,
         keys: Sequence[PageKey],
     ) -> None:
-        before, after = one.keys, tuple(keys[:_MOST_OF_ONE])
+        before, after = one.keys, tuple(keys[:MOST_SEQUENCE_PAGES])
         same = _common(before, after)
         self._users.update(after[same:])
         for page in before[same:]:

@@ -15,6 +15,7 @@ import redis
 from pie.index.errors import IndexUnavailableError
 from pie.index.router_views import (
     MOST_GROUPS,
+    MOST_PAGES_OF_SESSIONS,
     MOST_ROUTERS,
     MOST_SESSION_PAGES,
     MOST_SESSIONS,
@@ -22,6 +23,7 @@ from pie.index.router_views import (
     Move,
     RouterView,
     RouterViews,
+    bounded,
 )
 from pie.index.router_views_conformance import RouterViewsConformance, seen
 from pie.index.router_views_redis import RedisRouterViews
@@ -36,6 +38,9 @@ from tests.support.redis_server import (
 )
 
 __all__ = ["index_settings", "own_redis_server", "redis_server", "redis_url"]
+
+FULL = MOST_PAGES_OF_SESSIONS // MOST_SESSIONS
+"""Pages of each conversation where as many as may be have as many as may be."""
 
 
 class TestMemory(RouterViewsConformance):
@@ -117,12 +122,19 @@ def test_a_router_that_dies_is_gone_by_itself(index_settings: IndexSettings) -> 
     dies.close()
 
 
+def test_long_conversations_of_a_view_have_a_most_together_and_the_latest_are_whole() -> None:
+    whole, rest = divmod(MOST_PAGES_OF_SESSIONS, MOST_SESSION_PAGES - 1)
+    long = tuple(seen(f"s{at}", MOST_SESSION_PAGES - 1, of=at) for at in range(whole + 2))
+    told = [len(one.pages) for one in bounded(RouterView((), long)).sessions]
+    assert told == [MOST_SESSION_PAGES - 1] * whole + [rest, 0]
+
+
 @pytest.mark.live
 def test_pages_cross_once(
     index_settings: IndexSettings,
 ) -> None:
     client = redis.Redis.from_url(index_settings.url)
-    sessions = tuple(seen(f"s{at}", MOST_SESSION_PAGES, of=at) for at in range(MOST_SESSIONS))
+    sessions = tuple(seen(f"s{at}", FULL, of=at) for at in range(MOST_SESSIONS))
     with pair(index_settings) as (one, two):
         for _ in range(12):
             one.tell(RouterView((), sessions))
@@ -175,10 +187,7 @@ def test_a_large_view_that_changes_all_the_time_keeps_no_other_from_being_read(
         large.tell(
             RouterView(
                 (),
-                tuple(
-                    seen(f"s{turn} {at}", MOST_SESSION_PAGES, of=1 + turn * 16 + at)
-                    for at in range(16)
-                ),
+                tuple(seen(f"s{turn} {at}", FULL, of=1 + turn * 16 + at) for at in range(16)),
             )
         )
         small.tell(RouterView((), (seen("small"),)))
@@ -198,7 +207,7 @@ def test_conversations_that_grow_all_the_time_keep_no_other_from_being_told(
     found: list[int] = []
     with pair(index_settings) as (one, two):
         for turn in range(3 * tells_a_look):
-            grown = MOST_SESSION_PAGES - 9 + turn
+            grown = FULL - 9 + turn
             one.tell(RouterView((), tuple(seen(f"s{at}", grown, of=at) for at in range(count))))
             if turn % tells_a_look == tells_a_look - 1:
                 found += [len(view.sessions) for view in two.others().values()]

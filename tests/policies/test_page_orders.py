@@ -22,7 +22,14 @@ from pie.policies.cluster_policy import (
 )
 from pie.policies.drain import Drain
 from pie.policies.order_checks import HeldPages
-from pie.policies.order_limits import AGAIN_S, BYTES_PER_S, MOST_MOVES, MOST_ORDERS, MOST_PAGES
+from pie.policies.order_limits import (
+    AGAIN_S,
+    BYTES_PER_S,
+    MOST_MOVES,
+    MOST_ORDERS,
+    MOST_PAGES,
+    MOST_SEQUENCE_PAGES,
+)
 from tests.policies.pages import Held, key, round_of
 from tests.policies.shown import PAGES, POOL, A, B, session, view, worker
 
@@ -73,8 +80,8 @@ def test_the_manager_gives_what_makes_sense_and_cuts_it_to_what_is_there() -> No
         (StorePages(B, PAGES, "x"), "the pool has what is there (x)"),
         (FetchPages(B, PAGES, "x"), "the pool has no more than is there (x)"),
         (
-            FetchPages(B, PAGES * 300, "x"),
-            f"it is about more than {MOST_PAGES} pages (x)",
+            FetchPages(B, PAGES * 1_700, "x"),
+            f"it is about more than {MOST_SEQUENCE_PAGES:,} pages (x)",
         ),
         (LetGo(A, PAGES, "x"), "they are the last copies (x)"),
         (LetGo(A, PAGES, "x", start=10), "it is about no page (x)"),
@@ -120,6 +127,42 @@ def test_an_order_is_not_given_again_at_once_and_a_refusal_not_told_again() -> N
         told.append(len(reasons(decision)))
     assert given == [1, *[0] * (int(AGAIN_S) - 1), 1]
     assert told == [1, *[0] * int(AGAIN_S)]
+
+
+LONG = tuple(key(at) for at in range(2 * MOST_PAGES + 100))
+
+
+@pytest.mark.parametrize("where", [A, POOL])
+@pytest.mark.parametrize("also_last", [False, True])
+def test_what_is_longer_than_one_order_moves_and_goes_in_parts(
+    where: PlaceId, *, also_last: bool
+) -> None:
+    policy = Says()
+    manager = ClusterManager([("says", policy)])
+    places = Places({A: set(LONG), B: set(), POOL: set()})
+    shown = view(places=[worker(A, page_bytes=10), worker(B, page_bytes=10)])
+
+    def rounds(order: Order) -> list[int]:
+        """Return how many pages of each part are new, until no more is given."""
+        policy.orders, moved = (order,), []
+        while given_now := round_of(manager, shown, {}, places).given:
+            (one,) = given_now
+            assert not isinstance(one.order, MoveSession)
+            assert len(one.order.pages) <= MOST_PAGES
+            assert LONG.index(one.order.pages[0]) % MOST_PAGES == 0, "with whole groups of pages"
+            assert round_of(manager, shown, {}, places).given == [], "until it was carried out"
+            before = len(places.by_place[one.order.place])
+            moved.append(places.carry_out(one.order))
+            moved[-1] = moved[-1] or before - len(places.by_place[one.order.place])
+        return moved
+
+    parts = [MOST_PAGES, MOST_PAGES, 100]
+    assert rounds(StorePages(A, LONG, "x")) == parts
+    assert rounds(FetchPages(B, LONG, "x")) == parts
+    order = LetGo(where, LONG, "x", start=50, also_last=also_last)
+    assert rounds(order) == [100, MOST_PAGES, MOST_PAGES - 50]
+    assert places.by_place[where] == set(LONG[:50])
+    assert set().union(*places.by_place.values()) == set(LONG)
 
 
 def test_policies_that_replace_others_go_on_with_what_those_have_ordered() -> None:

@@ -237,11 +237,11 @@ async def test_policies_that_are_replaced_in_a_round_leave_what_comes_of_it(
         before = conductor._manager
         set_copies, replaced = conductor._set, list[ClusterManager]()
 
-        async def meanwhile(*args: Any) -> bool:
+        async def meanwhile(table: CopiesTable, after: Mapping[PageKey, int], now_s: float) -> bool:
             if not replaced:
                 conductor.replace_policies([("other", Says(move))])
                 replaced.append(conductor._manager)
-            return await set_copies(*args)
+            return await set_copies(table, after, now_s)
 
         conductor._set = meanwhile  # type: ignore[method-assign]
         overview.go_on.set()

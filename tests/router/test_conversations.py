@@ -6,6 +6,7 @@ from hypothesis import given, strategies as st
 
 from pie.page.events import PlaceId
 from pie.page.key import PageKey, RootKey
+from pie.policies.order_limits import MOST_SEQUENCE_PAGES
 from pie.router import conversations
 from pie.router.conversations import Conversations
 
@@ -81,6 +82,15 @@ def test_what_is_remembered_is_bounded_and_counted_right(
                 assert known.shared_pages(one) == sum(key in others for key in one.keys)
     finally:
         conversations._MOST_PAGES = before
+
+
+def test_of_a_long_conversation_all_pages_are_known_up_to_a_limit() -> None:
+    known, keys = Conversations(), [PageKey(at.to_bytes(4, "big")) for at in range(20_000)]
+    began(known, "long", keys[:15_000])
+    (one,) = known.latest(9)
+    assert len(one.keys) == 15_000
+    known.ended((None, "long"), keys, 2.0)
+    assert len(one.keys) == MOST_SEQUENCE_PAGES == 16_384
 
 
 def test_the_conversation_used_longest_ago_is_forgotten_first() -> None:
