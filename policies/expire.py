@@ -6,12 +6,12 @@ started, and the prompts that are asked often, of which it leaves the pages; wha
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Iterable, Mapping
 
 from pie.page.events import PlaceKind
 from pie.page.key import PageKey
 from pie.policies.cluster_policy import ClusterView, LetGo, Order, SessionView
+from pie.policies.patterns import is_of
 from pie.policies.units import Seconds, SessionPattern, TenantPattern
 
 _LATELY_USES_PER_S = 0.02
@@ -45,9 +45,7 @@ class Expire:
         """Return orders to let go of what no other conversation has, and no other prompt had lately."""
         lately = _lately_used(view)
         for session in view.sessions:
-            if session.idle_s < self._after_s or not self._is_meant(
-                session.tenant_tag, session.session
-            ):
+            if session.idle_s < self._after_s or not self._is_meant(session):
                 continue
             reason = f"conversation {session.session} is idle for {session.idle_s:.0f} s"
             shared = max(session.shared, _used_by_others(session, lately))
@@ -57,10 +55,8 @@ class Expire:
             for place in holders:
                 yield LetGo(place, session.pages, reason, start=shared, also_last=self._pool)
 
-    def _is_meant(self, tenant_tag: str, session: str) -> bool:
-        return (self._tenant is None or fnmatch.fnmatchcase(tenant_tag, self._tenant)) and (
-            self._session is None or fnmatch.fnmatchcase(session, self._session)
-        )
+    def _is_meant(self, one: SessionView) -> bool:
+        return is_of(self._tenant, one.tenant_tag) and is_of(self._session, one.session)
 
 
 def _lately_used(view: ClusterView) -> dict[PageKey, set[str]]:

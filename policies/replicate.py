@@ -6,7 +6,6 @@ pages: whose they are, of which conversation and model.
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Collection, Iterable
 from typing import Annotated
 
@@ -14,6 +13,7 @@ from pydantic import Field
 
 from pie.page.key import PageKey
 from pie.policies.cluster_policy import ClusterView, GroupView, Order, SetCopies
+from pie.policies.patterns import is_of
 from pie.policies.prefixes import name_or_key
 from pie.policies.units import ModelPattern, NonNegative, PrefixName, SessionPattern, TenantPattern
 
@@ -81,11 +81,8 @@ class Replicate:
         return shortest
 
     def _is_meant(self, one: GroupView) -> bool:
-        return all(
-            pattern is None or fnmatch.fnmatchcase(told, pattern)
-            for pattern, told in (
-                (self._tenant, one.tenant_tag),
-                (self._session, one.session_tag),
-                (self._model, one.model_root.hex()),
-            )
+        return (
+            is_of(self._tenant, one.tenant_tag)
+            and is_of(self._session, one.session_tag)
+            and is_of(self._model, one.model_root)
         )

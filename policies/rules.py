@@ -7,7 +7,6 @@ Covers selectors and actions as the policy file has them. Does not cover reading
 from __future__ import annotations
 
 import copy
-import fnmatch
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Literal, TypeVar, get_args
@@ -16,6 +15,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from pie.page.events import Part, Tier
 from pie.page.key import PageKey
+from pie.policies.patterns import is_of, takes_all_of
 from pie.policies.prefixes import NO_PREFIXES, NamedPrefix, Prefixes, name_or_key
 from pie.policies.retention import PageView, RetentionPolicy
 from pie.policies.units import (
@@ -30,7 +30,6 @@ from pie.policies.units import (
 
 MOST_HITS = 0xFFFF
 """Uses of a page are counted up to this."""
-_WILD = frozenset("*?[")
 _T = TypeVar("_T")
 
 TierName = Literal["device", "host", "disk", "pool-ram", "pool-disk", "pool-object"]
@@ -122,9 +121,9 @@ class Selector:
     def matches(self, page: PageView, prefixes: Collection[str] = ()) -> bool:
         """Say whether a page, which belongs to these named prefixes, is meant, however often it was used and however long it is there."""
         return (
-            (self.tenant is None or fnmatch.fnmatchcase(page.tenant_tag, self.tenant))
-            and (self.session is None or fnmatch.fnmatchcase(page.session_tag, self.session))
-            and (self.model is None or fnmatch.fnmatchcase(page.model_root.hex(), self.model))
+            is_of(self.tenant, page.tenant_tag)
+            and is_of(self.session, page.session_tag)
+            and is_of(self.model, page.model_root)
             and (self.tiers is None or page.tier in self.tiers)
             and (self.parts is None or page.part in self.parts)
             and (self.prefix is None or page.key == self.prefix)
@@ -160,9 +159,9 @@ class Selector:
     ) -> bool:
         """Say whether all that `other` means is certainly meant here too."""
         return (
-            _takes_all_of(self.tenant, other.tenant)
-            and _takes_all_of(self.session, other.session)
-            and _takes_all_of(self.model, other.model)
+            takes_all_of(self.tenant, other.tenant)
+            and takes_all_of(self.session, other.session)
+            and takes_all_of(self.model, other.model)
             and (self.tiers is None or (other.tiers is not None and other.tiers <= self.tiers))
             and (self.parts is None or (other.parts is not None and other.parts <= self.parts))
             and (self.prefix is None or self.prefix == other.prefix)
@@ -324,21 +323,3 @@ def _holds(prefixes: Mapping[str, NamedPrefix], name: str, other: str | None) ->
         return True
     one, two = prefixes.get(name), None if other is None else prefixes.get(other)
     return one is not None and two is not None and one.begins_with(two)
-
-
-def _takes_all_of(pattern: str | None, other: str | None) -> bool:
-    """Say whether `pattern` certainly matches all that `other` matches; None matches anything."""
-    if pattern is None or pattern == "*":
-        return True
-    if other is None or pattern == other:
-        return pattern == other
-    if not _WILD & set(other):
-        return fnmatch.fnmatchcase(other, pattern)
-    begins, last = pattern[:-1], pattern[-1:]
-    if last != "*" or _WILD - {"?"} & set(begins):
-        return False
-    # As many characters, each of which is one that both mean or that the pattern leaves open.
-    return len(other) >= len(begins) and all(
-        theirs not in "*[" and ours in ("?", theirs)
-        for ours, theirs in zip(begins, other, strict=False)
-    )

@@ -7,7 +7,6 @@ what tags are made of (`pie.router.tenant`).
 
 from __future__ import annotations
 
-import fnmatch
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from pie.policies.document import Entry
 from pie.policies.errors import Problem
 from pie.policies.options import marked
+from pie.policies.patterns import is_of
 from pie.policies.units import SelectsBy
 
 TAG_DIGITS = 16
@@ -84,7 +84,7 @@ def unknown_tenants(patterns: Iterable[TagPattern], tags: Collection[str]) -> li
         )
         for one in patterns
         if one.what == "tenant" and one.pattern
-        if _may_be(one) and not any(fnmatch.fnmatchcase(tag, one.pattern) for tag in tags)
+        if _may_be(one) and not any(is_of(one.pattern, tag) for tag in tags)
     ]
 
 
@@ -95,4 +95,4 @@ def _may_be(one: TagPattern) -> bool:
     single = [token for token in tokens if token != "*"]  # noqa: S105
     if len(single) > digits or (len(single) < digits and len(single) == len(tokens)):
         return False
-    return all(any(fnmatch.fnmatchcase(digit, token) for digit in _HEX) for token in single)
+    return all(any(is_of(token, digit) for digit in _HEX) for token in single)
