@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
@@ -222,12 +223,15 @@ class QuotasAgainstAModel(RuleBasedStateMachine):
         self.pages: dict[int, PageView] = {}
         """In order of use."""
         self.pins: dict[int, int] = {}
+        self.parents: dict[int, int | None] = {}
         self.hits: dict[int, int] = {}
         self.stored_s: dict[int, float] = {}
         self.used_s: dict[int, float] = {}
         self.sessions: dict[str, dict[int, None]] = {}
         """The pages that are kept of each tenant's conversation."""
         self.session_used_s: dict[str, float] = {}
+        self.shared: set[int] = set()
+        """Pages that others go on from: whose uses those are is not known."""
 
     @initialize(is_adaptive=st.booleans())
     def begin(self, is_adaptive: bool) -> None:
@@ -255,8 +259,10 @@ class QuotasAgainstAModel(RuleBasedStateMachine):
             return self.hit(at)
         parent = parent if parent is not None and parent < at else None
         self.pages[at] = page(at, parent, tenant=tenant, size=size, session=session)
+        self.parents[at] = parent
         self.hits[at], self.stored_s[at], self.used_s[at] = 0, self.now_s, self.now_s
         self.keep_if_of_a_conversation(at)
+        self.mark_shared(at, parent)
         self.manager.stored(self.pages[at], self.now_s)
         return None
 
@@ -276,7 +282,8 @@ class QuotasAgainstAModel(RuleBasedStateMachine):
         if at in self.pages:
             self.pages[at] = self.pages.pop(at)
             self.used_s[at] = self.now_s
-            self.keep_if_of_a_conversation(at)
+            if at not in self.shared:
+                self.keep_if_of_a_conversation(at)
             self.hits[at] += 1
             if self.rule_of(at) != 2:
                 self.forget(at)
@@ -346,6 +353,17 @@ class QuotasAgainstAModel(RuleBasedStateMachine):
             tenant = self.pages[at].tenant_tag
             self.sessions.setdefault(tenant, {})[at] = None
             self.session_used_s[tenant] = self.now_s
+
+    def mark_shared(self, at: int, parent: int | None) -> None:
+        follow = Counter(one.parent for one in self.pages.values())
+        self.shared.discard(at)
+        if follow[key(at)] > 1:
+            self.shared.add(at)
+        if parent in self.pages and follow[key(parent)] > 1:
+            before: int | None = parent
+            while before in self.pages and before not in self.shared:
+                self.shared.add(before)
+                before = self.parents[before]
 
     def forget(self, at: int) -> None:
         for tenant, kept in list(self.sessions.items()):
