@@ -64,7 +64,6 @@ _ACTIONS: Mapping[type[object], str] = {
     LetGo: "let-go",
     MoveSession: "move",
 }
-_TOO_FAST = f"pages move at {BYTES_PER_S >> 20} MiB a second at most"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,12 +144,17 @@ class ClusterManager:
 
     Args:
         policies: Who proposes, with what events call them; where several do, the first is heard first.
+        bytes_per_s: How much orders may move in the whole cluster.
     """
 
-    def __init__(self, policies: Sequence[tuple[str, ClusterPolicy]]) -> None:
+    def __init__(
+        self, policies: Sequence[tuple[str, ClusterPolicy]], *, bytes_per_s: int = BYTES_PER_S
+    ) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._too_fast = f"pages move at {bytes_per_s / (1 << 20):g} MiB a second at most"
         self._names = [name for name, _ in policies]
         self._policies = [policy for _, policy in policies]
-        self._remembered = Remembered(self._policies)
+        self._remembered = Remembered(self._policies, bytes_per_s=bytes_per_s)
 
     @property
     def names(self) -> Sequence[str]:
@@ -340,9 +344,9 @@ class ClusterManager:
             self._in_vain(order, now)
         elif isinstance(left, LetGo) and not left.also_last:
             refused = self._leaning(left, now)
-        elif remembered.bytes_left < min(size, BYTES_PER_S):
+        elif remembered.bytes_left < min(size, self._bytes_per_s):
             now.slowed.add(number)
-            refused = _TOO_FAST
+            refused = self._too_fast
         return refused, left, size
 
     def _in_vain(self, order: PageOrder, now: _Round) -> None:
@@ -393,7 +397,7 @@ class ClusterManager:
             number in now.slowed
             or (place is not None and now.decision.remembered.bytes_left < place.page_bytes)
         ):
-            return _TOO_FAST
+            return self._too_fast
         if now.in_vain >= MOST_IN_VAIN:
             return f"{MOST_IN_VAIN} orders were looked up in vain in this round"
         return ""

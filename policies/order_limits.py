@@ -7,7 +7,7 @@ them (`pie.policies.remembered`, `pie.router.ordering`, `pie.worker.orders`).
 from __future__ import annotations
 
 BYTES_PER_S = 256 << 20
-"""Pages that are ordered to move, in the whole cluster; and those that one worker moves for orders."""
+"""Pages that are ordered to move, in the whole cluster; and those that one worker moves for orders. Where no setting says otherwise."""
 MOST_ORDERS = 8
 """Orders about pages that are given in one round."""
 MOST_MOVES = 1_024

@@ -38,9 +38,13 @@ class Remembered:
 
     Args:
         policies: Who proposes.
+        bytes_per_s: How much may move.
     """
 
-    def __init__(self, policies: Sequence[ClusterPolicy]) -> None:
+    def __init__(
+        self, policies: Sequence[ClusterPolicy], *, bytes_per_s: int = BYTES_PER_S
+    ) -> None:
+        self.bytes_per_s = bytes_per_s
         self.wishes = Wishes(policies)
         self.hints = Hints()
         self.told: _Times = {}
@@ -51,14 +55,14 @@ class Remembered:
         """Orders that were looked up in vain, and when."""
         self.leaving: dict[tuple[object, ...], Leaving] = {}
         """Orders to let go of pages, and of which."""
-        self.bytes_left = float(BYTES_PER_S)
+        self.bytes_left = float(bytes_per_s)
         """What may move now."""
         self._filled_s: float | None = None
         self.failures = [0] * len(policies)
 
     def copy(self) -> Remembered:
         """Return the same, to be changed by itself."""
-        other = Remembered(())
+        other = Remembered((), bytes_per_s=self.bytes_per_s)
         other.wishes = self.wishes.copy()
         other.hints = self.hints.copy()
         other.told, other.in_vain = dict(self.told), dict(self.in_vain)
@@ -69,13 +73,15 @@ class Remembered:
     def go_on_from(self, before: Remembered) -> None:
         """Learn which orders are on their way, whichever policies proposed them, and how much may move now."""
         self.given, self.leaving = dict(before.given), dict(before.leaving)
-        self.bytes_left, self._filled_s = before.bytes_left, before._filled_s
+        self.bytes_left = min(self.bytes_per_s, before.bytes_left)
+        self._filled_s = before._filled_s
 
     def begin(self, now_s: float) -> None:
         """Begin a round: forget what is long ago, and let as much more move as the time since allows."""
         since_s = now_s - (now_s if self._filled_s is None else self._filled_s)
         self._filled_s = now_s
-        self.bytes_left = min(BYTES_PER_S, self.bytes_left + BYTES_PER_S * max(0.0, since_s))
+        rate = self.bytes_per_s
+        self.bytes_left = min(rate, self.bytes_left + rate * max(0.0, since_s))
         for memory, keep_s in (
             (self.told, QUIET_S),
             (self.in_vain, QUIET_S),

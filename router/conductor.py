@@ -28,6 +28,7 @@ from pie.index.trouble import Trouble
 from pie.page.key import PageKey
 from pie.policies.cluster_manager import ClusterEvent, ClusterManager, Decision
 from pie.policies.cluster_policy import ClusterPolicy, MoveSession, Wanted
+from pie.policies.order_limits import BYTES_PER_S
 from pie.policies.policy_set import PolicySet
 from pie.policies.prefixes import Prefixes
 from pie.router.aside import AskedAside
@@ -70,6 +71,7 @@ class Conductor:
         failures: Of this router's routing policy, which are told as events too.
         on_event: Told of the policy and the action of each event.
         settings: Key prefix and time limits.
+        bytes_per_s: How much orders may move in the whole cluster.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Conductor:
         failures: RoutingFailures | None = None,
         on_event: Callable[[str, str], None] = lambda _policy, _action: None,
         settings: IndexSettings | None = None,
+        bytes_per_s: int = BYTES_PER_S,
     ) -> None:
         self._orders = Orders(url, settings)
         self._lease = Lease(url, "policies", name, ttl_s=_LEASE_S, settings=settings)
@@ -98,7 +101,8 @@ class Conductor:
         self._failures = failures or RoutingFailures()
         self._on_event = on_event
         self._ordering = ordering
-        self._manager = ClusterManager(policies.new_cluster())
+        self._bytes_per_s = bytes_per_s
+        self._manager = ClusterManager(policies.new_cluster(), bytes_per_s=bytes_per_s)
         self._aside = AskedAside(len(self._manager.names))
         self._trouble = Trouble(log)
         self._set_s = float("-inf")
@@ -126,7 +130,8 @@ class Conductor:
 
     def replace_policies(self, policies: Sequence[tuple[str, ClusterPolicy]]) -> None:
         """Ask other policies from now on, each with its name."""
-        before, self._manager = self._manager, ClusterManager(policies)
+        before = self._manager
+        self._manager = ClusterManager(policies, bytes_per_s=self._bytes_per_s)
         self._manager.go_on_from(before)
         self._aside = AskedAside(len(self._manager.names))
 

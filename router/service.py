@@ -289,6 +289,7 @@ class RouterService:
                 policy, action
             ).inc(),
             settings=self._index,
+            bytes_per_s=self.settings.order_rate,
         )
         self._follower = PolicyFollower(
             self._index_url,

@@ -20,6 +20,8 @@ from pydantic import (
     model_validator,
 )
 
+from pie.policies.order_limits import BYTES_PER_S
+
 
 class RouterSettings(BaseModel):
     """How the front door listens, and the limits it keeps."""
@@ -228,6 +230,13 @@ class RouterSettings(BaseModel):
         gt=0,
         le=1 << 50,
         description="Bytes of all traces in that folder; the oldest are removed beyond them.",
+    )
+    order_rate: ByteSize = Field(
+        default=ByteSize(BYTES_PER_S),
+        ge=1 << 20,
+        le=1 << 50,
+        description="Payload bytes a second that orders of cluster policies may move in the whole cluster. The router that leads "
+        "keeps to it; a worker's own share is `model.order_rate`.",
     )
     index_ready_timeout_s: float = Field(
         default=30.0,

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from pie.page.key import PageKey
 from pie.page.lookup import LookupStatus
-from pie.policies.order_limits import BYTES_PER_S, MOST_PAGES, MOST_WAITING, ORDER_S
+from pie.policies.order_limits import MOST_PAGES, MOST_WAITING, ORDER_S
 from pie.pool.pace import Pace
 from pie.pool.placement import GROUP_PAGES, group_keys
 from pie.pool.tier import PageId, StoredPage
@@ -84,6 +84,7 @@ class PageOrders:
         thread: The step thread.
         pool: The pool, where there is one.
         tiers: Host memory and disk, where there are any.
+        bytes_per_s: How fast pages move for orders.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class PageOrders:
         *,
         pool: PagePool | None,
         tiers: LowerTiers | None,
+        bytes_per_s: int,
     ) -> None:
         self.counters = OrderCounters()
         self._copies = copies
@@ -107,7 +109,7 @@ class PageOrders:
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[tuple[int, int, int]]] = set()
         self._closed = False
-        self._pace = Pace(BYTES_PER_S, time.monotonic())
+        self._pace = Pace(bytes_per_s, time.monotonic())
 
     def figures(self) -> dict[str, object]:
         """Return the fields of `WorkerStatus` that tell of orders."""

@@ -365,7 +365,13 @@ class WorkerService:
         kept = suspended_budget(self._settings.host_kv_budget, assembly.model.layout)
         self._engine.attach(offload, SuspendedPages(assembly.arena, copies.names, kept))
         self._orders = PageOrders(
-            copies, offload.storing, self._engine.lending, self._thread, pool=pool, tiers=tiers
+            copies,
+            offload.storing,
+            self._engine.lending,
+            self._thread,
+            pool=pool,
+            tiers=tiers,
+            bytes_per_s=self._settings.order_rate,
         )
 
     def _begin_programs(self, assembly: Assembly) -> None:

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, field_validator
 
+from pie.policies.order_limits import BYTES_PER_S
 from pie.pool.settings import Compression
 
 DEFAULT_CACHE_FOLDER = Path("~/.cache/pie")
@@ -171,6 +172,12 @@ class ModelSettings(BaseModel):
         gt=0,
         le=3_600,
         description="Longest load from a lower tier or the pool, or store.",
+    )
+    order_rate: ByteSize = Field(
+        default=ByteSize(BYTES_PER_S),
+        ge=1 << 20,
+        le=1 << 50,
+        description="Payload bytes a second that one worker moves for orders of cluster policies, beside its steps.",
     )
 
     @field_validator("host_kv_budget", "disk_kv_budget")

@@ -332,3 +332,27 @@ def test_of_two_that_lean_on_each_others_copies_one_keeps_its_own() -> None:
     assert len(decided(near, LetGo(POOL, PAGES[:4], "y"), holders=held).given) == 2
     leaving = view(session(), places=[worker(A, draining=True), worker(B)])
     assert reasons(decided(pooled, holders=held, shown=leaving)) == ["they are the last copies (y)"]
+
+
+@pytest.mark.parametrize(("megabytes", "second_at_s"), [(1, 4), (3, 2), (256, 0)])
+def test_how_much_moves_is_as_it_is_set_and_a_later_manager_goes_on_with_it(
+    megabytes: int, second_at_s: int
+) -> None:
+    policy = Says(StorePages(A, PAGES[:4], "x"), StorePages(B, PAGES[:3], "x"))
+    manager: ClusterManager | None = None
+    given, why = list[tuple[int, int]](), set[str]()
+    for second in range(6):
+        before = manager
+        manager = ClusterManager([("says", policy)], bytes_per_s=megabytes << 20)
+        if before is not None:
+            manager.go_on_from(before)
+        decision = round_of(manager, view(now_s=float(second)), {}, Held({"a": 4, "b": 3}))
+        why.update(event.reason for event in decision.events if event.action == "refuse")
+        for one in decision.given:
+            assert isinstance(one.order, StorePages)
+            given.append((second, len(one.order.pages)))
+    # A page is of 1 MiB. What is larger than a second's bytes goes all the same, and what comes next waits for it.
+    assert given == [(0, 4), (second_at_s, 3)]
+    assert why == (
+        {f"pages move at {megabytes} MiB a second at most (x)"} if second_at_s else set()
+    )
