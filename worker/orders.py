@@ -82,9 +82,9 @@ class PageOrders:
         storing: What stores pages that lie in device memory.
         lending: Lends those.
         thread: The step thread.
+        bytes_per_s: How fast pages move for orders.
         pool: The pool, where there is one.
         tiers: Host memory and disk, where there are any.
-        bytes_per_s: How fast pages move for orders.
     """
 
     def __init__(
@@ -93,10 +93,10 @@ class PageOrders:
         storing: Storing,
         lending: Lending,
         thread: EngineThread,
+        bytes_per_s: int,
         *,
         pool: PagePool | None,
         tiers: LowerTiers | None,
-        bytes_per_s: int,
     ) -> None:
         self.counters = OrderCounters()
         self._copies = copies

@@ -357,22 +357,16 @@ class WorkerService:
         """Let the engine use what is below device memory, and take orders about it, where there is any."""
         if pool is None and tiers is None:
             return
-        assert self._thread is not None
-        assert self._engine is not None
-        limit_s, put = self._settings.transfer_timeout_s, self._thread.put
+        engine, thread, rate = self._engine, self._thread, self._settings.order_rate
+        assert engine is not None
+        assert thread is not None
+        limit_s, put = self._settings.transfer_timeout_s, thread.put
         offload = self._offload = Offload(copies, pool=pool, tiers=tiers, put=put, limit_s=limit_s)
         self._exits.push_async_callback(offload.close)
         kept = suspended_budget(self._settings.host_kv_budget, assembly.model.layout)
-        self._engine.attach(offload, SuspendedPages(assembly.arena, copies.names, kept))
-        self._orders = PageOrders(
-            copies,
-            offload.storing,
-            self._engine.lending,
-            self._thread,
-            pool=pool,
-            tiers=tiers,
-            bytes_per_s=self._settings.order_rate,
-        )
+        engine.attach(offload, SuspendedPages(assembly.arena, copies.names, kept))
+        storing, lending = offload.storing, engine.lending
+        self._orders = PageOrders(copies, storing, lending, thread, rate, pool=pool, tiers=tiers)
 
     def _begin_programs(self, assembly: Assembly) -> None:
         assert self._program_settings is not None
