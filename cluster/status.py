@@ -65,6 +65,8 @@ def show_status(url: str, token: str, console: Console, trust: Trust = True) -> 
         console.print(f"policies  {policies}", markup=False)
     if status.policy_edit_refused:
         console.print(f"policies  {status.policy_edit_refused}", markup=False)
+    for line in _failing(status):
+        console.print(f"policies  {line}", markup=False)
     for one in status.wanted:
         up = f"{one.workers} {'is' if one.workers == 1 else 'are'} up"
         said = f"{one.model}  {one.wanted} workers, {up}: {one.reason}"
@@ -131,6 +133,25 @@ def _policies(status: ClusterStatus) -> str:
         for version in versions
     ]
     return "; ".join(told)
+
+
+def _failing(status: ClusterStatus) -> list[str]:
+    """Return a line for each place whose policy fails, and for that of routers."""
+    lines = []
+    if status.policy_failures:
+        lines.append(f"routing policy failed {short(status.policy_failures)}x, so `cost` chose")
+    counted = (
+        ("failed {}x", "policy_failures"),
+        ("`lru` completed {} answers", "policy_fallbacks"),
+        ("{} proposals were no pages there", "policy_proposals_refused.unknown"),
+    )
+    for one in [*status.workers, *status.pool]:
+        told = [
+            say.format(short(count)) for say, name in counted if (count := one.counters.get(name))
+        ]
+        if told:
+            lines.append(f"{one.place}'s retention policy: {', '.join(told)}")
+    return lines
 
 
 def _loads(workers: Sequence[WorkerLine]) -> Table:

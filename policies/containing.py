@@ -1,4 +1,4 @@
-"""Whether an error is a policy's own.
+"""Whether a policy is a user's, and whether an error is a policy's own.
 
 A user's policy may raise anything, also what would end the process that asks it: `SystemExit`,
 `KeyboardInterrupt`, a cancellation, a kind of its own. Covers telling those from a signal that this
@@ -11,6 +11,12 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
+
+
+def is_builtin(policy: object) -> bool:
+    """Say whether a policy, or the class of one, is Pie's: a user's class may have such a one as its base."""
+    kind = policy if isinstance(policy, type) else type(policy)
+    return str(kind.__module__).startswith("pie.policies.")
 
 
 def is_own(error: BaseException) -> bool:

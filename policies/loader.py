@@ -28,6 +28,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pie.policies.containing import is_builtin
 from pie.policies.document import MAX_BYTES, Entry, Value, parse_document
 from pie.policies.errors import PolicyFileError, PolicyLateError, Problem
 from pie.policies.options import check_options
@@ -37,7 +38,6 @@ from pie.policies.prefixes import NamedPrefix, Prefixes, PrefixPlace
 from pie.policies.reading import read_some
 from pie.policies.registry import (
     ALWAYS,
-    BUILTIN,
     DEFAULT,
     PolicyKind,
     UnknownPolicyError,
@@ -236,9 +236,9 @@ def _spec(kind: PolicyKind, value: Value, path: str, reading: _Reading) -> Polic
     except UnknownPolicyError as error:
         reading.problems.append(Problem(named.line, named.column, path, str(error)))
         return None
-    is_builtin = factory in BUILTIN[kind].values()
+    code = None if is_builtin(factory) else reading.code
     given_options = {entry.key: entry.value.plain for entry in options}
-    values, wrong = check_options(factory, given_options, None if is_builtin else reading.code)
+    values, wrong = check_options(factory, given_options, code)
     where = path.removesuffix(".policy")
     reading.patterns.extend(patterns_in(factory, options, where))
     before = len(reading.problems)

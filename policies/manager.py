@@ -29,7 +29,7 @@ from pie.page.columns import PageColumns
 from pie.page.events import PageEntry, Part, Tier
 from pie.page.key import PageKey
 from pie.page.key_table import Keys
-from pie.policies.containing import is_own
+from pie.policies.containing import is_builtin, is_own
 from pie.policies.failing import behind, failures_of
 from pie.policies.hand_over import HandOver
 from pie.policies.lru import LruRetention
@@ -69,7 +69,7 @@ class RetentionManager:
             rules, prefixes, policy = policy.rules, policy.prefixes, policy.policy
         self._failures = failures_of(policy)
         self._users: RetentionPolicy | None = None
-        if isinstance(policy, QueuedRetention) and _is_builtin(policy):
+        if isinstance(policy, QueuedRetention) and is_builtin(policy):
             self._builtin: QueuedRetention = policy
         else:
             self._users = policy
@@ -286,6 +286,7 @@ class RetentionManager:
         `end_replace`. What comes, goes or is used meanwhile is told to both.
         """
         self._next = RetentionManager(policy, name=self._name)
+        self._next.counts = self.counts
         return HandOver(self._rows, self._builtin.stamps)
 
     def abandon_replace(self) -> None:
@@ -425,8 +426,3 @@ class RetentionManager:
             where=self._name,
             traces=True,
         )
-
-
-def _is_builtin(policy: QueuedRetention) -> bool:
-    """Say whether a policy is trusted with rows: a user's class may have it as its base."""
-    return type(policy).__module__.startswith("pie.policies.")

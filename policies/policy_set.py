@@ -13,12 +13,13 @@ from typing import cast
 
 from pie.policies.aside import AsidePolicy
 from pie.policies.cluster_policy import ClusterPolicy
+from pie.policies.containing import is_builtin
 from pie.policies.drain import Drain
 from pie.policies.errors import Problem
 from pie.policies.failing import Failures
 from pie.policies.prefetch import Prefetch
 from pie.policies.prefixes import Prefixes, PrefixPlace
-from pie.policies.registry import ALWAYS, BUILTIN, DEFAULT, PolicyClass, PolicyKind, resolve
+from pie.policies.registry import ALWAYS, DEFAULT, PolicyClass, PolicyKind, resolve
 from pie.policies.retention import RetentionPolicy
 from pie.policies.routing import RoutingPolicy
 from pie.policies.routing_aside import AsideRouting
@@ -113,7 +114,7 @@ class PolicySet:
     def new_retention_aside(self) -> RetentionPolicy:
         """Return a new retention policy that a step may ask: a user's runs on a thread of its own."""
         policy = cast(RetentionPolicy, self.retention.build())
-        if self.retention.factory not in BUILTIN[PolicyKind.RETENTION].values():
+        if not is_builtin(policy):
             policy = AsidePolicy(policy, failures=self.retention.failures)
         return Ruled(policy, self.rules, self.prefixes) if self.rules else policy
 
@@ -124,12 +125,9 @@ class PolicySet:
     def new_routing_aside(self) -> RoutingPolicy:
         """Return a new routing policy that an event loop may ask: a user's runs on a thread of its own."""
         policy = self.new_routing()
-        is_builtin = self.routing.factory in BUILTIN[PolicyKind.ROUTING].values()
-        return policy if is_builtin else AsideRouting(policy, failures=self.routing.failures)
-
-    def new_replication(self) -> ClusterPolicy:
-        """Return a new policy for copies in the pool; the router that leads asks it."""
-        return cast(ClusterPolicy, self.replication.build())
+        return (
+            policy if is_builtin(policy) else AsideRouting(policy, failures=self.routing.failures)
+        )
 
     def new_cluster(self) -> list[tuple[str, ClusterPolicy]]:
         """Return all new policies over the whole cluster, with their names."""

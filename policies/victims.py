@@ -32,9 +32,22 @@ class ManagerCounts:
     refused_unknown: int = 0
     """Proposals refused because the page is not held, was proposed before, or is no page."""
     failures: int = 0
-    """Calls in which the policy raised."""
+    """Calls in which the policy raised, or had not answered in time."""
     fallbacks: int = 0
-    """Answers that `lru` completed, because the policy raised or proposed too little."""
+    """Answers that `lru` completed, because the policy failed or proposed too little."""
+
+    def refused(self) -> dict[str, int]:
+        """Return how many proposals were refused, by reason."""
+        return {"pinned": self.refused_pinned, "unknown": self.refused_unknown}
+
+
+def counted_together(counts: Iterable[ManagerCounts]) -> ManagerCounts:
+    """Return the sums of what several managers have seen."""
+    sums = ManagerCounts()
+    for one in counts:
+        for name in ManagerCounts.__slots__:
+            setattr(sums, name, getattr(sums, name) + getattr(one, name))
+    return sums
 
 
 class VictimChoice:

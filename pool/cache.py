@@ -26,6 +26,7 @@ from pie.page.events import PageEntry
 from pie.page.header import PageHeader
 from pie.page.lookup import LookupStatus
 from pie.policies.retention import RetentionPolicy
+from pie.policies.victims import ManagerCounts, counted_together
 from pie.pool.shelf import Level
 from pie.pool.side_threads import CLOSE_S, SideThreads
 from pie.pool.tier import BadPages, PageId, StoredPage, Tier, TierKind, id_of
@@ -130,9 +131,9 @@ class TieredCache:
         return BadPages(sum(b.at_store for b in each), sum(b.at_load for b in each))
 
     @property
-    def policy_failures(self) -> int:
-        """Calls in which a retention policy raised."""
-        return sum(shelf.level.manager.counts.failures for shelf in self._shelves)
+    def policy_counts(self) -> ManagerCounts:
+        """What was seen of the retention policies of all tiers."""
+        return counted_together(shelf.level.manager.counts for shelf in self._shelves)
 
     def lookup(self, page: PageId) -> LookupStatus:
         """Say what is known of a page; not a use of it."""

@@ -328,7 +328,7 @@ class PoolNode:
     def status(self) -> PoolStatus:
         """Return the node's numbers."""
         counters, service, disk = self._cache.counters, self._service, self._disk
-        bad = self._cache.bad_pages
+        bad, policy = self._cache.bad_pages, self._cache.policy_counts
         sealed = SealingCounters() if disk is None else disk.sealing.counters
         bucket = ObjectFigures() if self._object is None else figures(self._object)
         return PoolStatus(
@@ -357,7 +357,9 @@ class PoolNode:
             demoted=counters.demoted,
             promoted=counters.promoted,
             no_room=counters.no_room,
-            policy_failures=self._cache.policy_failures,
+            policy_failures=policy.failures,
+            policy_fallbacks=policy.fallbacks,
+            policy_proposals_refused=policy.refused(),
             bad_pages={
                 "at_store": bad.at_store,
                 "at_load": bad.at_load,

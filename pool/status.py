@@ -49,7 +49,12 @@ class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
     no_room: Counter[int]
     """Stores refused because nothing could leave."""
     policy_failures: Counter[int]
-    """Calls in which the retention policy raised; `lru` decided instead."""
+    """Calls in which the retention policy raised or did not answer in time; `lru` decided instead."""
+    policy_fallbacks: Counter[int]
+    """Answers that `lru` completed, because the retention policy failed or proposed too little."""
+    policy_proposals_refused: Counter[dict[str, int]]
+    """Proposals of the retention policy that were passed over, by reason: `pinned`, which is in use, and `unknown`, which is
+    no page that is there, or one that was proposed before."""
     bad_pages: Counter[dict[str, int]]
     """Pages that did not match their checksum, by reason: `at_store`, `at_load`, `malformed`."""
     to_move: Gauge[int]

@@ -94,6 +94,7 @@ def added(status: ClusterStatus, tallies: Sequence[Tally]) -> ClusterStatus:
         cached_tokens=dict(cached),
         predicted_tokens=status.predicted_tokens + counts["predicted_tokens"],
         output_tokens=status.output_tokens + counts["output_tokens"],
+        policy_failures=status.policy_failures + counts["policy_failures"],
     )
 
 

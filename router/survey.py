@@ -141,6 +141,7 @@ class Survey:
             "prompt_tokens": metrics.total(metrics.prompt_tokens),
             "predicted_tokens": metrics.total(metrics.predicted_tokens),
             "output_tokens": metrics.total(metrics.output_tokens),
+            "policy_failures": metrics.total(metrics.policy_failures),
             "policy_version": runs.version,
             "policy_refused": runs.refused,
         }

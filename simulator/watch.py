@@ -24,6 +24,7 @@ from pie.page.key import PageKey
 from pie.policies import aside, routing_aside
 from pie.policies.choice_checks import checked
 from pie.policies.cluster_policy import ClusterPolicy, ClusterView, Order
+from pie.policies.containing import is_builtin
 from pie.policies.ending import Endable, PolicyEndedError
 from pie.policies.failing import Asking, Failures
 from pie.policies.proposals import Proposals, sizes
@@ -107,7 +108,7 @@ class Watch:
         """Return a retention policy that is asked by the limit; a built-in one as it is."""
         if isinstance(policy, Ruled):
             return Ruled(self.retention(name, policy.policy), policy.rules, policy.prefixes)
-        if _is_builtin(policy):
+        if is_builtin(policy):
             return policy
         self._has_users = True
         name = f"the retention policy {name}"
@@ -116,7 +117,7 @@ class Watch:
 
     def routing(self, name: str, policy: RoutingPolicy) -> RoutingPolicy:
         """Return the same of a routing policy."""
-        if _is_builtin(policy):
+        if is_builtin(policy):
             return policy
         self._has_users = True
         name = f"the routing policy {name}"
@@ -125,7 +126,7 @@ class Watch:
 
     def cluster(self, name: str, policy: ClusterPolicy) -> ClusterPolicy:
         """Return the same of a cluster policy."""
-        if _is_builtin(policy):
+        if is_builtin(policy):
             return policy
         self._has_users = True
         name = f"the cluster policy {name}"
@@ -262,7 +263,3 @@ class _Cluster:
     def decide(self, view: ClusterView) -> Iterable[Order]:
         """Return its orders."""
         return self._watch.proposals(self._name, lambda: self._policy.decide(view))
-
-
-def _is_builtin(policy: object) -> bool:
-    return type(policy).__module__.startswith("pie.policies.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pie.policies.victims import counted_together
 from pie.wire.messages import Load
 from pie.worker.counters import Counters
 from pie.worker.load_choice import LoadTier
@@ -54,12 +55,15 @@ class Figures:
         suspended = self.suspended
         states = self.states.status() if self.states is not None else StateStatus()
         tables = [self.table] if self.states is None else [self.table, self.states.slots]
-        policy_failures = sum(table.retention.counts.failures for table in tables)
+        seen = [table.retention.counts for table in tables]
         if offload is not None and offload.tiers is not None:
-            policy_failures += offload.tiers.policy_failures
+            seen.append(offload.tiers.policy_counts)
+        policy = counted_together(seen)
         return WorkerStatus(
             state="serving",
-            policy_failures=policy_failures,
+            policy_failures=policy.failures,
+            policy_fallbacks=policy.fallbacks,
+            policy_proposals_refused=policy.refused(),
             running=self.scheduler.running,
             waiting=self.scheduler.waiting,
             loading=self.scheduler.loading,

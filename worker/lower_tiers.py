@@ -23,6 +23,7 @@ from pie.page.key import PageKey
 from pie.page.lookup import LookupStatus
 from pie.policies.manager import RetentionManager
 from pie.policies.retention import RetentionPolicy
+from pie.policies.victims import ManagerCounts
 from pie.pool.cache import Level, Loan, TieredCache
 from pie.pool.checksum import Checksum
 from pie.pool.copying import copy_payload
@@ -257,9 +258,9 @@ class LowerTiers:
         return self._cache.masks()
 
     @property
-    def policy_failures(self) -> int:
-        """Calls in which a retention policy raised."""
-        return self._cache.policy_failures
+    def policy_counts(self) -> ManagerCounts:
+        """What was seen of the retention policies of these tiers."""
+        return self._cache.policy_counts
 
     def figures(self) -> dict[str, object]:
         """Return the fields of `WorkerStatus` that tell of these tiers."""

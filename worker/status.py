@@ -60,7 +60,12 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     step_ms: Gauge[float] = 0.0
 
     policy_failures: Counter[int] = 0
-    """Calls in which the retention policy raised, in any tier; `lru` decided instead."""
+    """Calls in which the retention policy raised or did not answer in time, in any tier; `lru` decided instead."""
+    policy_fallbacks: Counter[int] = 0
+    """Answers that `lru` completed, because the retention policy failed or proposed too little."""
+    policy_proposals_refused: Counter[dict[str, int]] = {}
+    """Proposals of the retention policy that were passed over, by reason: `pinned`, which is in use, and `unknown`, which is
+    no page that is there, or one that was proposed before."""
     steps: Counter[int] = 0
     requests: Counter[int] = 0
     finished: Counter[int] = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -74,6 +75,26 @@ def test_what_places_count_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "pool state used of pages hits misses evicted bad indexed" in lines
     assert "pool-0 draining 123 MiB 1.0 TiB 60000 123k 7 1.0G 3 60" in lines
     assert not any(line.startswith("why") for line in lines)
+
+
+def test_policies_that_fail_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing: dict[str, int | float] = {
+        "policy_failures": 1_234_567,
+        "policy_fallbacks": 12,
+        "policy_proposals_refused.pinned": 99,
+        "policy_proposals_refused.unknown": 3,
+    }
+    quiet: dict[str, int | float] = {"policy_failures": 0, "policy_proposals_refused.pinned": 99}
+    workers = [msgspec.structs.replace(WORKER, counters=counters) for counters in (failing, quiet)]
+    node = msgspec.structs.replace(NODE, counters={"policy_fallbacks": 1})
+    status = ClusterStatus(
+        model="m", index="ok", workers=workers, pool=[node], ready=True, policy_failures=2
+    )
+    assert [line for line in printed(monkeypatch, status) if "policy" in line] == [
+        "policies routing policy failed 2x, so `cost` chose",
+        "policies worker-0's retention policy: failed 1.2Mx, `lru` completed 12 answers,",
+        "policies pool-0's retention policy: `lru` completed 1 answers",
+    ]
 
 
 def test_tiers_of_a_node_and_the_state_of_its_bucket_are_shown(

@@ -19,6 +19,7 @@ from pie.policies.lru import LruRetention
 from pie.policies.manager import RetentionManager
 from pie.policies.retention import PageView, RetentionPolicy
 from pie.policies.rules import Pin, Rule, Ruled, Selector, Ttl
+from pie.policies.victims import counted_together
 from tests.policies.pages import key, number, view
 
 Proposals = Callable[[int], Iterable[object]]
@@ -234,6 +235,18 @@ def test_a_policy_that_proposes_all_that_can_leave_has_not_failed() -> None:
     assert manager.counts.fallbacks == 0
     assert manager.counts.refused_pinned == 0
     assert manager.counts.victims == 3
+
+
+def test_what_fails_while_it_takes_over_is_counted_too() -> None:
+    manager = manager_of(Raising())
+    manager.begin_replace(Raising())
+    manager.stored(view(9), 0.0)
+    for at in (0, 1, 2, 3):
+        manager.move_over(view(at), 0.0)
+    manager.end_replace()
+    assert manager.counts.failures == 4 + 2 + 4
+    both = counted_together([manager.counts, manager.counts])
+    assert (both.failures, both.victims, both.refused()) == (20, 0, {"pinned": 0, "unknown": 0})
 
 
 def test_a_policys_own_order_is_kept() -> None:

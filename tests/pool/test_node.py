@@ -247,6 +247,8 @@ async def test_a_node_tells_what_it_counts(
     assert (told.place, told.epoch, told.state) == ("pool-0", 3, "serving")
     assert told.counters["stored"] == told.counters["hits"] == 3
     assert told.counters["bad_pages.at_load"] == told.counters["policy_failures"] == 0
+    assert told.counters["policy_fallbacks"] == 0
+    assert told.counters["policy_proposals_refused.unknown"] == 0
     assert told.gauges["pages.pool_ram"] == 3
     assert 0 < told.gauges["used_bytes"] < told.gauges["budget_bytes"] == 1 << 20
     await node.drain(5)

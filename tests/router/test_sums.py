@@ -29,13 +29,18 @@ STATUS = ClusterStatus(
 
 def test_counts_of_all_routers_are_added_up_and_each_is_named() -> None:
     others = [
-        Tally("z", {"requests": 4, "cached_tokens.pool": 5, "policy_version": 2}, {"w0": 1}),
+        Tally(
+            "z",
+            {"requests": 4, "cached_tokens.pool": 5, "policy_version": 2, "policy_failures": 6},
+            {"w0": 1},
+        ),
         Tally("b", {"in_flight": 6, "prompt_tokens": 50, "cached_tokens.device": 1}, {"gone": 9}),
         Tally("later", {"something new": 1}),
     ]
     told = added(STATUS, others)
     assert (told.requests, told.in_flight, told.prompt_tokens) == (7, 7, 150)
     assert told.cached_tokens == {"device": 8, "pool": 5}
+    assert told.policy_failures == 6
     assert [one.running for one in told.workers] == [3]
     assert [one.router for one in told.routers] == ["own", "b", "later", "z"]
     assert [one.policy_version for one in told.routers] == [0, 0, 0, 2]

@@ -150,7 +150,7 @@ async def test_a_prefix_that_is_named_later_is_every_tenants_that_is_there(
 
 
 class Failing:
-    """A user's policy that raises whenever it is asked."""
+    """A user's policy that raises whenever it is asked, after it has proposed what is not there."""
 
     def stored(self, page: PageView, now_s: float) -> None: ...
 
@@ -159,15 +159,22 @@ class Failing:
     def removed(self, key: PageKey, part: Part) -> None: ...
 
     def victims(self, bytes_needed: int, now_s: float) -> Iterable[tuple[PageKey, Part]]:
+        yield PageKey(bytes(32)), Part.FULL
         raise ValueError("no")
 
 
 def test_failures_of_a_policy_are_among_a_workers_figures(tokenizer: Tokenizer) -> None:
     engine = Driver(Scripted([]), tokenizer, pages=4, page_tokens=4).engine
     table = engine.tables[0]
-    table.retention.begin_replace(Failing())
-    table.retention.end_replace()
+    pages = table.allocate(1, 0.0)
+    assert pages is not None
+    table.release([table.freeze(pages[0], FrozenPage(PageKey(b"k" * 32), b"", 0), 0.0)])
+    table.begin_replace(Failing()).put_in_order()
+    while not table.move_over(9, 0.0):
+        pass
     table.retention.victims(1, 0.0)
     table.retention.victims(1, 0.0)
     engine.step()
-    assert engine.status.policy_failures == 2
+    status = engine.status
+    assert (status.policy_failures, status.policy_fallbacks) == (2, 2)
+    assert status.policy_proposals_refused == {"pinned": 0, "unknown": 2}
