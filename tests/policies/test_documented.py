@@ -6,10 +6,11 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import get_args
 
-from pie.policies.loader import load_policy_file
+from pie.policies.loader import load_policies, load_policy_file
 from pie.policies.options import options_schema
 from pie.policies.policy_set import WorkerMoves
 from pie.policies.registry import BUILTIN, PolicyKind
@@ -103,14 +104,35 @@ def test_workers_are_hinted_as_it_stands_there(tmp_path: Path) -> None:
     assert [name for name, _ in found.new_cluster()][-1] == "by-load"
 
 
+def made(kind: PolicyKind, name: str, options: Iterable[str]) -> dict[str, object]:
+    """Return all that a policy goes by, with options as a file has them."""
+    named = ", ".join([f"policy: {name}", *options])
+    said = f"[{{{named}}}]" if kind is PolicyKind.MIGRATION else f"{{{named}}}"
+    file = load_policies(f"cluster: {{{kind.value}: {said}}}", name="policies.yaml")
+    policy = file.routing.build() if kind is PolicyKind.ROUTING else dict(file.new_cluster())[name]
+    return vars(policy)
+
+
 def test_every_cluster_policy_is_documented_with_all_its_options_and_their_defaults() -> None:
-    rows = dict(
-        re.findall(r"^\| `([\w-]+)`.*? \| .* \| (.*) \|$", DOCUMENT.read_text(), re.MULTILINE)
-    )
-    for kind in (PolicyKind.REPLICATION, PolicyKind.MIGRATION, PolicyKind.SCALE):
+    found = dict[str, dict[str, str]]()
+    for name, option, default in re.findall(
+        r"^\| `([\w-]+)` \| `(\w+)` \| (.*?) \| .* \|$", DOCUMENT.read_text(), re.MULTILINE
+    ):
+        found.setdefault(name, {})[option] = default.strip("`")
+    required = {"replicate": ["copies: 2"], "expire": ["after: 1h"]}
+    for kind in PolicyKind:
+        if kind is PolicyKind.RETENTION:
+            continue
         for name, policy in BUILTIN[kind].items():
-            for option in options_schema(policy).get("properties", {}):  # type: ignore[attr-defined]
-                assert f"`{option}`" in rows[name], f"{name}: {option}"
+            told, must = found.get(name, {}), required.get(name, [])
+            properties = options_schema(policy).get("properties", {})
+            assert told.keys() == properties.keys(), name  # type: ignore[attr-defined]
+            said = [
+                f"{option}: {default}"
+                for option, default in told.items()
+                if default not in ("any", "none", "required", "unset")
+            ]
+            assert made(kind, name, [*must, *said]) == made(kind, name, must), name
 
 
 def test_every_selector_is_documented_with_all_tiers_and_parts() -> None:
