@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Annotated
 
 from pydantic import Field
@@ -36,4 +37,5 @@ class NewestFirst:
 
     def victims(self, bytes_needed: int, now_s: float) -> Iterator[tuple[PageKey, Part]]:
         """Propose pages, the latest in front."""
-        yield from list(reversed(self._held))[: len(self._held) - self._keep_pages]
+        most = max(0, len(self._held) - self._keep_pages)
+        return islice(reversed(self._held), most)

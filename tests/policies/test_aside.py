@@ -123,6 +123,7 @@ def test_all_turns_have_one_deadline_and_what_came_in_time_counts() -> None:
     manager = RetentionManager(AsidePolicy(policy, deadline_s=1.0))
     for at in range(400):
         manager.stored(view(at), 0.0)
+    until(lambda: len(policy.held) == 400)
     assert numbers(manager.victims(258, 0.0)) == [*range(399, 143, -1), 0, 1]
     assert manager.counts.failures == manager.counts.fallbacks == 1
     policy.go_on.set()
