@@ -293,7 +293,7 @@ class SimulatedCluster:
         if session is not None:
             self._chooser.conversations.named((request.salt, session), session, request.tenant)
         running = Running(
-            sink=Sink(outcome, self.clock, functools.partial(self._went, request, prefix)),
+            sink=Sink(outcome, self.clock, functools.partial(self._went, request)),
             keys=chosen.keys,
             new_tokens=len(prefix.ids) - chosen.predicted_tokens,
             prompt_tokens=len(prefix.ids),
@@ -456,9 +456,11 @@ class SimulatedCluster:
             total[kept.tier] = total.get(kept.tier, 0.0) + kept.page_seconds
         return total
 
-    def _went(self, request: TraceRequest, prefix: Prefix) -> None:
+    def _went(self, request: TraceRequest) -> None:
         """Learn that a request is over, and which pages its conversation has then."""
         if request.session is not None:
+            # Made anew: kept while a request waits, the tokens of all would take gigabytes.
+            prefix = Prefix(request.tokens(), request.salt)
             # The last token was drawn, and what it would add to a page is not computed.
             answer = array("I", (request.answer,)) * (request.output_tokens - 1)
             keys = prefix.longer(answer).keys(self._model, self.spec.engine.page_tokens)

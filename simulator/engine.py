@@ -70,6 +70,7 @@ class Job:
     request_id: str
     root: RootKey
     tokens: array[int]
+    """The prompt, until it is submitted."""
     max_tokens: int
     answer: int
     """The token that its answer is made of."""
@@ -189,6 +190,8 @@ class MockEngine:
         sequence = Sequence(self._submitted, working_set, self._clock.now_s())
         if not self._scheduler.submit(sequence):
             return False
+        # The working set has them: of a long queue both would take gigabytes.
+        job.tokens = array("I")
         self._jobs[sequence.number] = job
         self._sequences[job.request_id] = sequence
         if self._under_way is None:

@@ -1,8 +1,11 @@
 """A simulated cluster: the router's choice over mock engines."""
 
+import gc
+
 import pytest
 
 from pie.policies.routing import Choice, WorkerView
+from pie.router.prefix import Prefix
 from pie.simulator.errors import SetupError
 from pie.simulator.report import report_of
 from pie.simulator.worker import PoolStores
@@ -138,3 +141,20 @@ def test_a_named_policy_decides_here_as_it_does_in_a_router() -> None:
     simulated = cluster(spec(workers=3), "cluster: {routing: round-robin}")
     simulated.run_open(MIXED[:9])
     assert [one.place[-1] for one in simulated.outcomes] == list("012012012")
+
+
+def test_requests_that_wait_hold_their_tokens_once() -> None:
+    simulated = cluster(spec(workers=1, max_running=1))
+    alive: list[int] = []
+
+    def look() -> None:
+        gc.collect()
+        alive.append(sum(isinstance(one, Prefix) for one in gc.get_objects()))
+        jobs = simulated.workers[0].engine._jobs.values()
+        alive.append(sum(len(job.tokens) for job in jobs))
+        assert len(jobs) == 20
+
+    before = sum(isinstance(one, Prefix) for one in gc.get_objects())
+    simulated.clock.at(0.001, look)
+    simulated.run_open([ask(0.0, (at, 50), session=f"s{at}") for at in range(20)])
+    assert alive == [before, 0]
