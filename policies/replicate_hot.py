@@ -134,12 +134,16 @@ class ReplicateHot:
         """Yield orders that let workers go of what was brought near them and has been cool for long enough."""
         shown = {one.group: one for one in view.groups}
         up = {one.place for one in view.places}
+        hot = [
+            one.chain or (one.group,) for one in view.groups if one.uses_per_s >= self._left(one)
+        ]
+        needed = {key for chain in hot for key in chain[::GROUP_PAGES]}
         for group, brought in list(self._brought.items()):
             brought.places = [place for place in brought.places if place in up]
             if self._is_going(brought, shown.get(group), view.now_s):
                 # What comes first may be hot still.
-                start = brought.first_but(self._needed(brought, view))
-                left = self._left(shown.get(group))
+                start = brought.first_but(needed | self._brought_too(brought.places[-1]))
+                left = self._left(shown.get(group), brought)
                 uses_per_s = 0.0 if group not in shown else shown[group].uses_per_s
                 reason = f"{uses_per_s:.1f} uses a second, less than {left:g}"
                 yield LetGo(brought.places[-1], brought.chain, reason, start=start)
@@ -150,7 +154,7 @@ class ReplicateHot:
         """Say whether the place that pages were brought to last is to let go of them."""
         if not brought.places:
             return False
-        if one is not None and one.uses_per_s >= self._left(one):
+        if one is not None and one.uses_per_s >= self._left(one, brought):
             brought.stay()
             return False
         if brought.cool_since_s is None:
@@ -170,22 +174,23 @@ class ReplicateHot:
             return False
         return True
 
-    def _left(self, one: GroupView | None) -> float:
+    def _left(self, one: GroupView | None, brought: _Brought | None = None) -> float:
         """Return how many uses a second of a group are so few that one worker fewer may have it."""
-        workers = 0 if one is None else len(one.workers or ())
+        if one is not None and one.workers is not None:
+            workers = len(one.workers)
+        else:
+            # One had it before it was brought near others.
+            workers = 1 + (0 if brought is None else len(brought.places))
         return self._cool * self._worker_uses * (max(2, workers) - 1)
 
-    def _needed(self, brought: _Brought, view: ClusterView) -> Set[PageKey]:
-        """Return the first pages of groups that are hot, or that were brought to the same place and stay there."""
-        chains: list[Sequence[PageKey]] = [
-            one.chain or (one.group,) for one in view.groups if one.uses_per_s >= self._left(one)
-        ]
-        chains += [
-            other.chain
+    def _brought_too(self, place: PlaceId) -> Set[PageKey]:
+        """Return the first pages of groups that were brought to a place and are to stay there."""
+        return {
+            key
             for other in self._brought.values()
-            if other.going_since_s is None and brought.places[-1] in other.places
-        ]
-        return {key for one in chains for key in one[::GROUP_PAGES]}
+            if other.going_since_s is None and place in other.places
+            for key in other.chain[::GROUP_PAGES]
+        }
 
 
 @dataclass(slots=True)

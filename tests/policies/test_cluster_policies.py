@@ -237,6 +237,17 @@ def test_what_nobody_shows_any_more_is_told_to_leave_for_so_long_and_is_forgotte
     ]
     assert sum(told) == 30
     assert policy._brought == {}
+    policy = ReplicateHot(workers=3, worker_uses=10.0, after=5.0)
+    three = [
+        *nothing.places,
+        PlaceView(PlaceId("c"), PlaceKind.WORKER, model_root=b"m", has_host=True),
+    ]
+    assert len(list(policy.decide(replace(workers_view(25.0, A), places=three)))) == 2
+    unknown = replace(workers_view(0.0).groups[0], workers=None, uses_per_s=8.0)
+    cooled = replace(nothing, groups=[unknown], places=three)
+    told = [len(list(policy.decide(replace(cooled, now_s=at)))) for at in (1.0, 6.0)]
+    assert told == [0, 1], "two workers bear that"
+    policy = ReplicateHot(workers=2, worker_uses=10.0, after=5.0)
     assert list(policy.decide(workers_view(12.0, A, now_s=60.0)))
     gone = replace(nothing, places=[one for one in nothing.places if one.place != B], now_s=61.0)
     assert list(policy.decide(gone)) == []
