@@ -8,49 +8,55 @@ from collections.abc import Iterator
 from pie.page.events import Part
 from pie.page.key import PageKey
 from pie.policies.retention import PageView
+from pie.policies.scored import PageUse, ScoredRetention
 
 Page = tuple[PageKey, Part]
+
+
+class LatestUse(ScoredRetention):
+    """One tenant's pages, the one unused for longest first."""
+
+    def score(self, page: PageView, use: PageUse, now_s: float) -> float:
+        """Return when a page was last used."""
+        return use.used_s
 
 
 class FairTenants:
     """The tenant with the most bytes gives its page that was unused for longest."""
 
     def __init__(self) -> None:
-        self._tenant_of: dict[Page, str] = {}
-        self._sizes: dict[Page, int] = {}
-        self._pages: dict[str, dict[Page, None]] = {}
+        self._held: dict[Page, PageView] = {}
+        self._pages: dict[str, LatestUse] = {}
         self._bytes: dict[str, int] = {}
 
     def stored(self, page: PageView, now_s: float) -> None:
         """Count a page for its tenant."""
-        name, tenant = (page.key, page.part), page.tenant_tag
-        self._tenant_of[name], self._sizes[name] = tenant, page.bytes
-        self._pages.setdefault(tenant, {})[name] = None
+        tenant = page.tenant_tag
+        self._held[page.key, page.part] = page
+        self._pages.setdefault(tenant, LatestUse()).stored(page, now_s)
         self._bytes[tenant] = self._bytes.get(tenant, 0) + page.bytes
 
     def hit(self, key: PageKey, part: Part, now_s: float) -> None:
-        """Put a page behind the tenant's others."""
-        pages = self._pages[self._tenant_of[key, part]]
-        del pages[key, part]
-        pages[key, part] = None
+        """Tell it of the page's tenant, whoever used it."""
+        self._pages[self._held[key, part].tenant_tag].hit(key, part, now_s)
 
     def removed(self, key: PageKey, part: Part) -> None:
         """Count a page no more, and forget a tenant that has none."""
-        name = (key, part)
-        tenant = self._tenant_of.pop(name)
-        del self._pages[tenant][name]
-        self._bytes[tenant] -= self._sizes.pop(name)
-        if not self._pages[tenant]:
+        page = self._held.pop((key, part))
+        tenant = page.tenant_tag
+        self._pages[tenant].removed(key, part)
+        self._bytes[tenant] -= page.bytes
+        if not self._bytes[tenant]:
             del self._pages[tenant], self._bytes[tenant]
 
     def victims(self, bytes_needed: int, now_s: float) -> Iterator[Page]:
         """Propose pages, always of the tenant that would have most by then."""
         most = [(-size, tenant) for tenant, size in self._bytes.items()]
         heapq.heapify(most)
-        left = {tenant: iter(pages) for tenant, pages in self._pages.items()}
+        left = {tenant: iter(pages.victims(0, now_s)) for tenant, pages in self._pages.items()}
         while most:
             size, tenant = heapq.heappop(most)
             page = next(left[tenant], None)
             if page is not None:
                 yield page
-                heapq.heappush(most, (size + self._sizes[page], tenant))
+                heapq.heappush(most, (size + self._held[page].bytes, tenant))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,14 @@ def test_the_tenant_that_has_most_gives_first() -> None:
     manager.removed(page(1).key, Part.FULL)
     assert order(manager) == [0, 4]
     assert manager.counts.fallbacks == manager.counts.failures == 0
+
+
+def test_a_tenant_gives_the_end_of_a_sequence_first() -> None:
+    policy = policies("worker: {retention: fair_tenants:FairTenants}").new_retention()
+    for number in range(4):
+        before = page(number - 1).key if number else b""
+        policy.stored(replace(page(number, "a"), parent=before), 0.0)
+    assert [key[0] for key, _ in policy.victims(1, 0.0)] == [3, 2, 1, 0]
 
 
 def test_a_tenant_that_has_no_page_any_more_is_forgotten() -> None:
