@@ -33,7 +33,7 @@ from pie.policies.units import Positive, Seconds, Share
 
 _MOST_COPIES = 64
 _LEAVES_S = 30.0
-"""How long pages are told to leave where nobody knows whether they have."""
+"""How long pages are told to leave at most: requests may have brought them back, and nobody may know."""
 
 
 class ReplicateHot:
@@ -167,7 +167,7 @@ class ReplicateHot:
         is_there = workers is not None and brought.places[-1] in workers
         has_left = workers is not None and brought.was_there and not is_there
         brought.was_there |= is_there
-        if has_left or (not is_there and now_s - brought.going_since_s >= _LEAVES_S):
+        if has_left or now_s - brought.going_since_s >= _LEAVES_S:
             # The next place has its turn when this one's has lasted for as long.
             brought.cool_since_s, brought.going_since_s = brought.going_since_s, None
             brought.places.pop()

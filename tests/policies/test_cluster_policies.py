@@ -168,8 +168,8 @@ def test_a_hot_prompts_pages_are_brought_near_another_worker_and_let_go_of_when_
     (order,) = policy.decide(workers_view(4.0, A, B, now_s=25.0))
     assert isinstance(order, LetGo)
     assert (order.place, order.start, order.also_last) == (B, 0, False)
-    assert list(policy.decide(workers_view(4.0, A, B, now_s=80.0))) == [order], "until it has"
-    assert list(policy.decide(workers_view(4.0, A, now_s=81.0))) == []
+    assert list(policy.decide(workers_view(4.0, A, B, now_s=50.0))) == [order], "until it has"
+    assert list(policy.decide(workers_view(4.0, A, now_s=51.0))) == []
     assert list(policy.decide(workers_view(4.0, A, now_s=99.0))) == [], "A was never told to fetch"
     assert list(ReplicateHot().decide(workers_view(99.0, A))) == [], "1 leaves it to routing"
 
@@ -230,8 +230,12 @@ def test_all_that_was_brought_leaves_however_many_orders_a_round_gives() -> None
 
 def test_what_nobody_shows_any_more_is_told_to_leave_for_so_long_and_is_forgotten() -> None:
     policy = ReplicateHot(workers=2, worker_uses=10.0, after=5.0)
-    assert list(policy.decide(workers_view(12.0, A)))
+    ordered = ReplicateHot(workers=2, worker_uses=10.0, after=5.0)
+    for one in (policy, ordered):
+        assert list(one.decide(workers_view(12.0, A)))
     nothing = replace(workers_view(0.0), groups=())
+    cold = [len(list(ordered.decide(workers_view(1.0, A, B, now_s=at)))) for at in (1.0, 9.0, 39.0)]
+    assert (cold, ordered._brought) == ([0, 1, 0], {}), "requests have brought them there again"
     told = [
         len(list(policy.decide(replace(nothing, now_s=float(second))))) for second in range(1, 60)
     ]
