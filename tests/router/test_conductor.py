@@ -243,7 +243,7 @@ async def test_policies_that_are_replaced_in_a_round_leave_what_comes_of_it(
                 replaced.append(conductor._manager)
             return await set_copies(table, after, now_s)
 
-        conductor._set = meanwhile  # type: ignore[method-assign, assignment]
+        conductor._set = meanwhile  # type: ignore[method-assign]
         overview.go_on.set()
         await until(lambda: bool(replaced))
         await until(lambda: overview.looks == 2)
