@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -17,7 +18,7 @@ from pie.index.settings import IndexSettings
 from pie.index.shelf import MemoryShelf, Shelf, ShelfLimits
 from pie.index.shelf_behind import Behind
 from pie.index.shelf_conformance import ShelfConformance
-from pie.index.shelf_parted import PartedShelf
+from pie.index.shelf_parted import PARTS, PartedShelf
 from pie.index.shelf_redis import LINGER_S, MOST_VALUE_BYTES, RedisShelf
 from pie.index.shelf_sealed import SealedShelf
 from tests.support.redis_server import index_settings, redis_server, redis_url
@@ -54,7 +55,7 @@ class TestRedis(ShelfConformance):
 
 class TestSealed(TestRedis):
     def shelf(self, commons: Commons, limits: ShelfLimits) -> Shelf:
-        return SealedShelf(PartedShelf(commons, "s", limits), "s", bytes(32))
+        return SealedShelf(RedisShelf(commons, "s", limits), "s", bytes(32))
 
 
 def check(settings: IndexSettings, limits: ShelfLimits) -> None:
@@ -126,10 +127,10 @@ async def test_what_somebody_else_wrote_or_removed_is_an_empty_shelf(
             check(index_settings, LIMITS)
 
 
-async def test_a_large_shelf_is_in_parts_and_still_one(
+async def test_a_shelf_is_in_parts_and_still_one(
     commons: Commons, index_settings: IndexSettings
 ) -> None:
-    limits = ShelfLimits(40_000, 24 << 20, 60)
+    limits = ShelfLimits(40_000, 64 << 20, 60)
     one, other = (PartedShelf(commons, "s", limits) for _ in range(2))
     names = [f"{number:03}" for number in range(300)]
     await one.put([(name, name.encode()) for name in names])
@@ -145,16 +146,37 @@ async def test_a_large_shelf_is_in_parts_and_still_one(
     client: Any
     with make_client(index_settings.url, index_settings) as client:
         sizes = [client.hlen(key) for key in client.keys(f"{index_settings.key_prefix}:*:values")]
-    assert len(sizes) == 3
+    assert len(sizes) == PARTS
     assert sum(sizes) == 302
-    assert min(sizes) > 60
+    assert max(sizes) < 60
     assert one.takes("a", bytes(MOST_VALUE_BYTES - 999))
     # Each part forgets what is beyond its own share.
     large = bytes(3 << 20)
     await one.put([(str(number), large) for number in range(12)])
-    assert (await other.latest(99)).used_bytes <= limits.budget_bytes
-    await PartedShelf(commons, "s", ShelfLimits(40_000, 24 << 20, 0.001)).trim()
+    assert (await other.latest(99)).used_bytes <= len(
+        {crc32(b"%d" % n) % PARTS for n in range(12)}
+    ) * (4 << 20)
+    await PartedShelf(commons, "s", ShelfLimits(40_000, 64 << 20, 0.001)).trim()
     assert (await other.latest(99)).count == 0
+
+
+async def test_what_was_put_is_found_by_routers_of_other_limits_who_forget_what_is_beyond_theirs(
+    commons: Commons,
+) -> None:
+    limits = ShelfLimits(100_000, 64 << 20, 60)
+    shelf = PartedShelf(commons, "s", limits)
+    names = [f"{number:03}" for number in range(200)]
+    await shelf.put([(name, name.encode()) for name in names])
+    for most, budget_bytes in ((1_000_000, 128 << 20), (100_000, 1 << 20), (16_000, 1 << 30)):
+        other = PartedShelf(commons, "s", ShelfLimits(most, budget_bytes, 60))
+        assert (await other.latest(200)).count == 200
+        for name in names[::20]:
+            assert await other.get(name) == name.encode()
+    smaller = PartedShelf(commons, "s", ShelfLimits(80, 64 << 20, 60))
+    await smaller.trim()
+    latest = await shelf.latest(200)
+    assert latest.count <= 80
+    assert latest == await smaller.latest(200)
 
 
 async def test_what_would_keep_redis_busy_is_not_put(commons: Commons) -> None:
