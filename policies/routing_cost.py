@@ -10,6 +10,7 @@ sequences that it decodes meanwhile.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 
 from pie.page.events import PlaceId
@@ -72,14 +73,20 @@ class CostRouting:
         the prompt is hot.
         """
         ranked = sorted(
-            ((self.cost(request, worker), worker) for worker in workers),
-            key=lambda pair: (pair[0].total_ms, by_load(request, pair[1])),
+            [(self.cost(request, worker), worker) for worker in workers],
+            key=lambda pair: pair[0].total_ms,
         )
         least_ms = ranked[0][0].total_ms
+        # A lot for each of a thousand workers would take longer than all else.
+        ties = bisect.bisect_right(ranked, least_ms, key=lambda pair: pair[0].total_ms)
+        best = min(range(ties), key=lambda at: by_load(request, ranked[at][1])) if ties > 1 else 0
         for at, (cost, worker) in enumerate(ranked):
-            if worker.has_session and cost.total_ms <= least_ms * (1 + self._session_share):
-                ranked.insert(0, ranked.pop(at))
+            if cost.total_ms > least_ms * (1 + self._session_share):
                 break
+            if worker.has_session:
+                best = at
+                break
+        ranked.insert(0, ranked.pop(best))
         return Choice(
             place=PlaceId(ranked[0][1].place),
             costs=tuple(cost for cost, _ in ranked),
@@ -103,7 +110,9 @@ class CostRouting:
                 load_ms += loaded * load_ms_per_token
                 missing -= loaded
         wait_ms = worker.wait_ms
-        awaited = min(worker.awaited_tokens(request.prompt_tokens), missing - 1)
+        awaited = 0
+        if worker.coming_tokens:
+            awaited = min(worker.awaited_tokens(request.prompt_tokens), missing - 1)
         if awaited > 0:
             wait_ms = max(wait_ms, worker.coming_ms)
             load_ms += awaited * 1000 / divisible(worker.load_tokens_per_s.get("pool", 0.0))

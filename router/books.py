@@ -11,7 +11,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from pie.index.contract import PlaceRecord
 from pie.page.key import PageKey
@@ -60,6 +60,21 @@ class Running:
     began_s: float = 0.0
 
 
+class Ahead(NamedTuple):
+    """What is ahead of a new request at a worker, whoever sent it.
+
+    What the worker said last, and what was sent since. Where it has said nothing for a while, all that was
+    sent from here.
+    """
+
+    queued_tokens: int
+    """Prompt tokens that wait there."""
+    waiting: int
+    """Requests without a token yet."""
+    decoding: int
+    """Sequences in decode; a program counts as one."""
+
+
 class WorkerBooks:
     """One worker's load, as one router sees it.
 
@@ -90,36 +105,38 @@ class WorkerBooks:
         """Attempts and programs of this router that run there."""
         return len(self._waiting) + len(self._decoding) + self.programs
 
-    @property
-    def waiting(self) -> int:
-        """Requests without a token yet, whoever sent them."""
-        reported = self._fresh_load
-        return max(len(self._waiting), reported.waiting if reported else 0)
-
-    @property
-    def queued_tokens(self) -> int:
-        """Prompt tokens that wait there, whoever sent them.
-
-        What the worker said last, and what was sent since. Where it has said nothing for a while, all
-        that was sent and has no token yet.
-        """
+    def ahead(self) -> Ahead:
+        """Return what a new request would find there."""
+        waiting, decoding = len(self._waiting), len(self._decoding)
         reported = self._fresh_load
         if reported is None:
-            return sum(running.new_tokens for running in self._waiting.values())
-        since_s = self._load_at_s - _ON_ITS_WAY_S
+            sent = [running.new_tokens for running in self._waiting.values()]
+            return Ahead(sum(sent), waiting, self.programs + decoding)
         queued = reported.waiting_tokens
+        since_s = self._load_at_s - _ON_ITS_WAY_S
         # In the order in which they were sent, so the latest come first.
         for running in reversed(self._waiting.values()):
             if running.sent_s < since_s:
                 break
             queued += running.new_tokens
-        return queued
+        return Ahead(
+            queued, max(waiting, reported.waiting), self.programs + max(decoding, reported.running)
+        )
+
+    @property
+    def waiting(self) -> int:
+        """Requests without a token yet, whoever sent them."""
+        return self.ahead().waiting
+
+    @property
+    def queued_tokens(self) -> int:
+        """Prompt tokens that wait there, whoever sent them."""
+        return self.ahead().queued_tokens
 
     @property
     def decoding(self) -> int:
         """Sequences in decode there, whoever sent them; a program counts as one."""
-        reported = self._fresh_load
-        return self.programs + max(len(self._decoding), reported.running if reported else 0)
+        return self.ahead().decoding
 
     @property
     def decode_step_ms(self) -> float:

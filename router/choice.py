@@ -24,6 +24,7 @@ from pie.page.layout import usable_segments
 from pie.policies.choice_checks import checked
 from pie.policies.containing import is_own
 from pie.policies.failing import failures_of, reason_of
+from pie.policies.registry import BUILTIN, PolicyKind
 from pie.policies.routing import Choice, RequestView, RoutingPolicy, WorkerView, divisible
 from pie.policies.routing_cost import CostRouting
 from pie.router.books import WorkerBooks
@@ -111,6 +112,7 @@ class Chooser:
         self.awaits = awaits
         self._fallback = CostRouting()
         self._policy: RoutingPolicy = policy or self._fallback
+        self._is_builtin = _is_builtin(self._policy)
         self._metrics = metrics
         self._told = failures_of(self._policy)
         """What the log tells of its failures."""
@@ -198,15 +200,18 @@ class Chooser:
     def replace_policy(self, policy: RoutingPolicy, name: str = "") -> None:
         """Let another policy decide from now on; conversations keep their workers."""
         self._policy, self.failures.policy = policy, name
+        self._is_builtin = _is_builtin(policy)
         self._told = failures_of(policy)
 
     def _decide(self, request: RequestView, workers: tuple[WorkerView, ...]) -> Choice:
         """Ask the policy; where it fails, the built-in answers."""
         if self._policy is not self._fallback:
-            places = {worker.place for worker in workers}
-            # Keys are a list that others read too.
-            shown = msgspec.structs.replace(request, keys=tuple(request.keys))
             try:
+                if self._is_builtin:
+                    return self._policy.choose(request, workers)
+                # Keys are a list that others read too.
+                shown = msgspec.structs.replace(request, keys=tuple(request.keys))
+                places = {worker.place for worker in workers}
                 return checked(self._policy.choose(shown, workers), places, len(workers))
             # A user's policy may raise anything.
             except BaseException as error:
@@ -220,13 +225,19 @@ class Chooser:
         return self._fallback.choose(request, workers)
 
 
+def _is_builtin(policy: RoutingPolicy) -> bool:
+    """Say whether a policy's choices need no check: it is Pie's own, and no shell of a user's."""
+    return type(policy) in BUILTIN[PolicyKind.ROUTING].values()
+
+
 def _hot_pages(keys: Sequence[PageKey], links: Sequence[WorkerBooks]) -> int:
     """Return how many leading pages at least `_HOT_REQUESTS` requests share now."""
+    busy = [link.inflight_keys for link in links if link.inflight_keys]
     # Who has a page has those before it, so that the first one that is not hot is found by bisection.
     return bisect.bisect_left(
         keys,
         True,
-        key=lambda key: sum(link.inflight_keys[key] for link in links) < _HOT_REQUESTS,
+        key=lambda key: sum(inflight.get(key, 0) for inflight in busy) < _HOT_REQUESTS,
     )
 
 
@@ -255,22 +266,35 @@ class Runs:
         self._pool_nodes = pool_nodes(index.places()) if nodes is None else nodes
         self._runs = index.matches(keys) if keys else {}
         self._pooled: dict[int, _Segments] = {}
+        self._held_by_kind: dict[tuple[object, ...], Held] = {}
         self._making: list[tuple[WorkerBooks, int]] = []
         self._coming: Sequence[Coming] = ()
 
     def held(self, link: WorkerBooks) -> Held:
         """Return what `link`'s worker could use."""
         record = link.record
-        own = self._runs.get(record.place, ())
+        own = self._runs.get(record.place)
+        held = self._pooled_for(record) if own is None else self._held_with(own, record)
+        making = link.pages_in_making(self.keys)
+        if making:
+            self._making.append((link, making))
+            return in_the_making(held, making)
+        return held
+
+    def _pooled_for(self, record: PlaceRecord) -> Held:
+        """Return what workers could use that have nothing of the prompt: of a thousand, most."""
+        kind = (record.parts, record.window_tokens, record.page_tokens)
+        held = self._held_by_kind.get(kind)
+        if held is None:
+            held = self._held_by_kind[kind] = held_pages((), self._pool(0), record)
+        return held
+
+    def _held_with(self, own: Sequence[PartMask], record: PlaceRecord) -> Held:
         pool = self._pool(0)
         if self._pool_nodes and sum(pages for _, pages in pool) < len(own):
             # The pool may go on where the worker ends, without what the worker has.
             pool = self._pool(len(own))
-        held = held_pages(_segments(own), pool, record)
-        making = link.pages_in_making(self.keys)
-        if making:
-            self._making.append((link, making))
-        return in_the_making(held, making)
+        return held_pages(_segments(own), pool, record)
 
     def find_coming(self, rates: FleetRates) -> None:
         """Find out what is in the making, once all workers have been asked for, and when it is there."""
@@ -339,6 +363,7 @@ def view(
     """Return what a policy is shown of a worker."""
     page_tokens = link.record.page_tokens
     tiers = {*held.load_pages, "pool"} if coming is not None else held.load_pages
+    ahead = link.ahead()
     return WorkerView(
         place=link.record.place,
         device_tokens=min(held.device_pages * page_tokens, prompt_tokens),
@@ -347,9 +372,9 @@ def view(
         )
         if held.load_pages
         else _NOTHING,
-        queued_tokens=link.queued_tokens,
-        waiting=link.waiting,
-        running=link.decoding,
+        queued_tokens=ahead.queued_tokens,
+        waiting=ahead.waiting,
+        running=ahead.decoding,
         prefill_tokens_per_s=rates.prefill_tokens_per_s(link.rates),
         load_tokens_per_s=MappingProxyType(
             {tier: rates.load_tokens_per_s(link.rates, tier) for tier in tiers}
