@@ -69,6 +69,7 @@ class KeptSessions:
             if self._kept_bytes + size > most:
                 if not session.rows:
                     del self._sessions[owner]
+                    self._drop_stale()
                 return
         self._let_go.pop(row, None)
         session.rows[row] = None
@@ -88,6 +89,7 @@ class KeptSessions:
         self._kept_bytes -= size
         if not session.rows:
             del self._sessions[owner]
+            self._drop_stale()
 
     def settle(self, now_s: float) -> None:
         """Let go of conversations whose time is over, some of their pages at a time."""
@@ -121,12 +123,15 @@ class KeptSessions:
         if session is None:
             session = self._sessions[owner] = _Session(now_s, self._tick)
         session.used_s, session.tick = now_s, self._tick
-        if len(self._by_use) >= 2 * len(self._sessions) + _MOST_STALE:
+        heapq.heappush(self._by_use, (now_s, self._tick, owner))
+        self._drop_stale()
+        return session
+
+    def _drop_stale(self) -> None:
+        """Make the heap anew where most of it is of no use."""
+        if len(self._by_use) > 2 * len(self._sessions) + _MOST_STALE:
             self._by_use = [(one.used_s, one.tick, who) for who, one in self._sessions.items()]
             heapq.heapify(self._by_use)
-        else:
-            heapq.heappush(self._by_use, (now_s, self._tick, owner))
-        return session
 
     def _oldest(self) -> Owner:
         """Return the conversation unused for longest; there is one."""
@@ -140,4 +145,5 @@ class KeptSessions:
     def _drop(self, owner: Owner) -> None:
         session = self._sessions.pop(owner)
         self._kept_bytes -= session.size
+        self._drop_stale()
         self._let_go.update(session.rows)

@@ -82,6 +82,10 @@ class PageRows:
         parent = self._parents[row]
         return NO_ROW if parent < 0 or self._parents[parent] == _NOT_HELD else parent
 
+    def before(self, row: Row) -> Row:
+        """Return the row of the page before, held or not; `NO_ROW` where the row itself is of no held page."""
+        return max(self._parents[row], NO_ROW)
+
     def parent_key(self, row: Row) -> bytes:
         """Return the key before a page's, or its root."""
         return self._table.key(self._parents[row])

@@ -138,6 +138,8 @@ class RuleBook:
 
     def removed(self, row: Row) -> None:
         """Learn that a page has left."""
+        if self._sessions:
+            self._unmark_shared(row)
         self._put_under_quota(row, _NO_RULE)
         self._take_from(row)
         self._candidates[row] = ()
@@ -189,16 +191,41 @@ class RuleBook:
         assert len(self._timers) <= len(rows)
         for sessions in self._sessions.values():
             sessions.check()
+        if self._sessions:
+            self._check_marks()
+
+    def _check_marks(self) -> None:
+        rows, is_shared = self._rows, self._is_shared
+        for row in rows:
+            before = rows.before(row)
+            assert is_shared[row] or rows.children[row] < 2
+            assert is_shared[before] or not is_shared[row]
+        assert not any(
+            marked
+            for row, marked in enumerate(is_shared)
+            if not rows.is_held(row) and not rows.children[row]
+        )
 
     def _mark_shared(self, row: Row) -> None:
-        """Note which pages others go on from now that one is new; each is marked once."""
+        """Note which pages others go on from now that one is new, in whatever order they come; each is marked once."""
+        rows, is_shared = self._rows, self._is_shared
+        before = rows.before(row)
+        if rows.children[row] > 1:
+            is_shared[row] = 1
+        if rows.children[before] > 1 or is_shared[row]:
+            # A page that is not held has a mark too while one after it is.
+            while before != NO_ROW and not is_shared[before]:
+                is_shared[before] = 1
+                before = rows.before(before)
+
+    def _unmark_shared(self, row: Row) -> None:
+        """Take the marks of rows that are free once a page has left."""
         rows = self._rows
-        self._is_shared[row] = rows.children[row] > 1
-        before = rows.parent(row)
-        if before >= 0 and rows.children[before] > 1:
-            while before >= 0 and not self._is_shared[before]:
-                self._is_shared[before] = 1
-                before = rows.parent(before)
+        before = rows.before(row)
+        if rows.children[row] == (before == row):
+            self._is_shared[row] = 0
+        if rows.children[before] == 1 and not rows.is_held(before):
+            self._is_shared[before] = 0
 
     def _first_of(self, row: Row, candidates: Sequence[int], now_s: float) -> tuple[int, int]:
         """Return the first rule and the first quota whose number of uses and age a page has reached."""

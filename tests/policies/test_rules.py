@@ -251,6 +251,33 @@ def test_who_computed_a_shared_prefix_first_is_not_kept_by_those_that_share_it()
     assert leaving(manager, 15.0)[:2] == [20, 10]
 
 
+@pytest.mark.parametrize("order", [[0, 1, 2, 3, 4], [4, 3, 2, 1, 0], [2, 4, 0, 3, 1]])
+@pytest.mark.parametrize("is_taken_over", [False, True])
+def test_a_prefix_is_shared_in_whatever_order_its_pages_come(
+    order: list[int], is_taken_over: bool
+) -> None:
+    rule = (Selector(session="?*"), KeepSession(keep=10.0))
+    pages = [page(0, session="first"), *(page(at, at - 1, session="first") for at in (1, 2, 3))]
+    pages += [page(4, 1, session="second")]
+    manager = ruled(rule)
+    for at in order:
+        manager.stored(pages[at], 0.0)
+    if is_taken_over:
+        to_move = manager.begin_replace(
+            Ruled(LruRetention(), (Rule(rule[0], "keep-session", rule[1]),))
+        )
+        to_move.put_in_order()
+        for at in map(number, to_move.take(9)):
+            manager.move_over(pages[at], 0.0)
+        manager.end_replace()
+    manager.stored(page(9), 0.0)
+    for at in (4, 1, 0):
+        manager.hit(key(at), Part.FULL, 8.0)
+    # The first conversation's time is over.
+    assert leaving(manager, 15.0)[-3:] == [4, 1, 0]
+    assert sorted(leaving(manager, 15.0)[:3]) == [2, 3, 9]
+
+
 def test_a_conversation_that_an_old_page_joins_is_no_younger_for_it() -> None:
     manager = ruled((Selector(session="?*", age=5.0), KeepSession(keep=100.0, max=2)))
     manager.stored(page(2, session="used"), 0.0)
