@@ -328,6 +328,14 @@ class ClusterManager:
             self._refuse(number, order, refused, now)
         else:
             self._book(number, left, _key(left if in_parts else order), size, now)
+            if in_parts and isinstance(order, LetGo) and isinstance(left, LetGo):
+                self._note_part(order, left, now)
+
+    def _note_part(self, order: LetGo, part: LetGo, now: _Round) -> None:
+        """Note which part of an order was given last."""
+        key, remembered = _parts_key(order), now.decision.remembered
+        remembered.given[key] = now.view.now_s
+        remembered.part_given[key] = order.pages.index(part.pages[0])
 
     def _full(self, count: int, most: int, what: str) -> str:
         return f"{most:,} {what} in this round" if count >= most else ""
@@ -339,7 +347,8 @@ class ClusterManager:
             Why it is refused, or nothing; what is left of it; how many bytes move.
         """
         remembered = now.decision.remembered
-        refused, left, size = looked_up(order, now.view, now.holders)
+        before = remembered.part_given.get(_parts_key(order), 0)
+        refused, left, size = looked_up(order, now.view, now.holders, before)
         if refused:
             self._in_vain(order, now)
         elif isinstance(left, LetGo) and not left.also_last:
@@ -442,6 +451,10 @@ def _kind(order: LetGo, now: _Round) -> PlaceKind:
     place = now.view.place(order.place)
     assert place is not None, "bad_pages was asked"
     return place.kind
+
+
+def _parts_key(order: Order) -> tuple[object, ...]:
+    return ("parts", *_key(order))
 
 
 def _key(order: Order) -> tuple[object, ...]:

@@ -107,8 +107,16 @@ def bad_pages(order: PageOrder, view: ClusterView) -> str:
     return refused
 
 
-def looked_up(order: PageOrder, view: ClusterView, holders: Holders) -> tuple[str, PageOrder, int]:
+def looked_up(
+    order: PageOrder, view: ClusterView, holders: Holders, before: int = 0
+) -> tuple[str, PageOrder, int]:
     """Look up who has an order's pages, of which `bad_pages` says nothing.
+
+    Args:
+        order: What is proposed.
+        view: What the cluster looks like.
+        holders: Who has pages.
+        before: Of pages that go in parts, where the part begins that was given last; 0 where none was.
 
     Returns:
         Why it is refused, or nothing; what is left of it, `MOST_PAGES` at most; how many bytes move.
@@ -116,7 +124,7 @@ def looked_up(order: PageOrder, view: ClusterView, holders: Holders) -> tuple[st
     place = view.place(order.place)
     assert place is not None, "bad_pages was asked"
     if isinstance(order, LetGo):
-        refused, left = _letting_go(order, place, view, holders)
+        refused, left = _letting_go(order, place, view, holders, before)
         return refused, left, 0
     found = holders.held(order.pages)
     here = found.workers.get(order.place, 0)
@@ -133,9 +141,13 @@ def looked_up(order: PageOrder, view: ClusterView, holders: Holders) -> tuple[st
 
 
 def _letting_go(
-    order: LetGo, place: PlaceView, view: ClusterView, holders: Holders
+    order: LetGo, place: PlaceView, view: ClusterView, holders: Holders, before: int
 ) -> tuple[str, LetGo]:
-    """Return why a place does not let go, or nothing; and what of it leaves: the last part first."""
+    """Return why a place does not let go, or nothing; and what of it leaves: the last part first.
+
+    Only of all pool nodes together is it known what they have, so that a part which one node let go of may
+    be there still, at another: at nodes the parts go by turns, whatever became of them.
+    """
     has_parts = len(order.pages) > MOST_PAGES
     if order.also_last and not has_parts:
         return "", order
@@ -150,6 +162,8 @@ def _letting_go(
         last = min(last, found.pooled if is_node else found.workers.get(order.place, 0))
         if last <= order.start:
             return "it has none of them", order
+        if is_node and before > order.start:
+            last = min(last, before)
     first = (last - 1) // MOST_PAGES * MOST_PAGES
     start = max(0, order.start - first)
     return "", replace(order, pages=order.pages[first:last], start=start)

@@ -55,6 +55,8 @@ class Remembered:
         """Orders that were looked up in vain, and when."""
         self.leaving: dict[tuple[object, ...], Leaving] = {}
         """Orders to let go of pages, and of which."""
+        self.part_given: dict[tuple[object, ...], int] = {}
+        """Of orders that go in parts: where the part begins that was given last."""
         self.bytes_left = float(bytes_per_s)
         """What may move now."""
         self._filled_s: float | None = None
@@ -73,6 +75,7 @@ class Remembered:
     def go_on_from(self, before: Remembered) -> None:
         """Learn which orders are on their way, whichever policies proposed them, and how much may move now."""
         self.given, self.leaving = dict(before.given), dict(before.leaving)
+        self.part_given = dict(before.part_given)
         self.bytes_left = min(self.bytes_per_s, before.bytes_left)
         self._filled_s = before._filled_s
 
@@ -92,6 +95,7 @@ class Remembered:
             while len(memory) > _MOST_REMEMBERED:
                 del memory[next(iter(memory))]
         self.leaving = {key: one for key, one in self.leaving.items() if key in self.given}
+        self.part_given = {key: at for key, at in self.part_given.items() if key in self.given}
 
     def let_go_at(self, kind: PlaceKind, pages: Iterable[PageKey]) -> bool:
         """Say whether places of a kind were told lately to let go of any of these pages."""

@@ -150,7 +150,8 @@ def test_what_is_longer_than_one_order_moves_and_goes_in_parts(
             assert not isinstance(one.order, MoveSession)
             assert len(one.order.pages) <= MOST_PAGES
             assert LONG.index(one.order.pages[0]) % MOST_PAGES == 0, "with whole groups of pages"
-            assert round_of(manager, shown, {}, places).given == [], "until it was carried out"
+            if one.order.place != POOL:
+                assert round_of(manager, shown, {}, places).given == [], "until it was carried out"
             before = len(places.by_place[one.order.place])
             moved.append(places.carry_out(one.order))
             moved[-1] = moved[-1] or before - len(places.by_place[one.order.place])
@@ -163,6 +164,24 @@ def test_what_is_longer_than_one_order_moves_and_goes_in_parts(
     assert rounds(order) == [100, MOST_PAGES, MOST_PAGES - 50]
     assert places.by_place[where] == set(LONG[:50])
     assert set().union(*places.by_place.values()) == set(LONG)
+
+
+@pytest.mark.parametrize("also_last", [False, True])
+def test_parts_go_by_turns_at_a_pool_node_while_another_keeps_its_copies(
+    *, also_last: bool
+) -> None:
+    order = LetGo(POOL, LONG, "x", start=MOST_PAGES + 50, also_last=also_last)
+    manager = ClusterManager([("says", Says(order))])
+    kept = Held({"a": len(LONG)}, pooled=len(LONG))
+    begin = list[tuple[int, PageKey]]()
+    for second in range(int(AGAIN_S) + 2):
+        shown = view(places=[worker(A, page_bytes=10)], now_s=float(second))
+        for one in round_of(manager, shown, {}, kept).given:
+            assert isinstance(one.order, LetGo)
+            begin.append((second, one.order.pages[one.order.start]))
+    again_s = int(AGAIN_S)
+    last, first = LONG[2 * MOST_PAGES], LONG[MOST_PAGES + 50]
+    assert begin == [(0, last), (1, first), (again_s, last), (again_s + 1, first)]
 
 
 def test_policies_that_replace_others_go_on_with_what_those_have_ordered() -> None:
