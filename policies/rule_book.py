@@ -2,7 +2,7 @@
 
 Covers which rules each page falls under, one that says how long it stays and one `quota`, and times that run
 out: what of it bears on the order of victims is told to the queues as a band. Does not cover what rules may say (`pie.policies.rules`), which
-conversations are kept (`pie.policies.kept_sessions`), what tenants over their quota give
+conversations are kept (`pie.policies.kept_sessions`), whose pages have the room that a rule leaves (`pie.policies.kept_shares`), what tenants over their quota give
 (`pie.policies.quotas`) or the order within a band (`pie.policies.queued`).
 """
 
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pie.policies.kept_sessions import KeptSessions
+from pie.policies.kept_shares import KeptShares
 from pie.policies.page_rows import NO_ROW, PageRows, Row
 from pie.policies.prefixes import NO_PREFIXES, Prefixes
 from pie.policies.queued import Band, QueuedRetention
@@ -67,7 +68,6 @@ class RuleBook:
         """Whether several pages have come after each page, or after one that comes after it; where sessions are kept."""
         self._candidates: list[tuple[int, ...]] = []
         """For each row the rules that it may fall under, once it is old or was used often enough."""
-        self._pinned_bytes = [0] * len(rules)
         self._due_s = array("d")
         """When each page is to be looked at."""
         self._timer_places = array("i")
@@ -77,6 +77,11 @@ class RuleBook:
             rows,
             queues,
         )
+        self._shares = {
+            number: KeptShares(rule.action.max, rows, queues)
+            for number, rule in enumerate(rules)
+            if isinstance(rule.action, (Pin, PersistPrefix))
+        }
         self._sessions = {
             number: KeptSessions(rule.action, rows, queues)
             for number, rule in enumerate(rules)
@@ -133,7 +138,9 @@ class RuleBook:
         if self._queues.band_of(row) is Band.FIRST:
             self._queues.set_band(row, Band.ORDER)
             self._set_timer(row, now_s)
-        if number in self._sessions and not self._is_shared[row]:
+        if number in self._shares:
+            self._shares[number].used(row, self._owners[row][0])
+        elif number in self._sessions and not self._is_shared[row]:
             self._sessions[number].used(row, self._owners[row], now_s)
 
     def removed(self, row: Row) -> None:
@@ -191,6 +198,8 @@ class RuleBook:
         assert len(self._timers) <= len(rows)
         for sessions in self._sessions.values():
             sessions.check()
+        for shares in self._shares.values():
+            shares.check()
         if self._sessions:
             self._check_marks()
 
@@ -282,12 +291,9 @@ class RuleBook:
         if number == _NO_RULE:
             return
         self.matched[number] += 1
-        action, size = self._rules[number].action, self._rows.sizes[row]
-        if isinstance(action, (Pin, PersistPrefix)):
-            if action.max is None or self._pinned_bytes[number] + size <= action.max:
-                self._pinned_bytes[number] += size
-                self._queues.set_band(row, Band.LAST)
-        elif isinstance(action, KeepSession):
+        if number in self._shares:
+            self._shares[number].used(row, self._owners[row][0])
+        elif number in self._sessions:
             self._sessions[number].used(row, self._owners[row], self._used_s[row])
 
     def _put_under_quota(self, row: Row, number: int) -> None:
@@ -306,9 +312,8 @@ class RuleBook:
         if number == _NO_RULE:
             return
         self.matched[number] -= 1
-        action, size = self._rules[number].action, self._rows.sizes[row]
-        if isinstance(action, (Pin, PersistPrefix)) and self._queues.band_of(row) is Band.LAST:
-            self._pinned_bytes[number] -= size
-        elif isinstance(action, KeepSession):
+        if number in self._shares:
+            self._shares[number].left(row, self._owners[row][0])
+        elif number in self._sessions:
             self._sessions[number].left(row, self._owners[row])
         self._queues.set_band(row, Band.ORDER)

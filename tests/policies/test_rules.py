@@ -73,6 +73,21 @@ def test_no_more_is_pinned_than_the_rule_allows() -> None:
     assert leaving(manager) == [2, 3, 1, 9]
 
 
+def test_room_that_nobody_uses_any_more_is_anothers() -> None:
+    manager = ruled((Selector(), Pin(max=3)))
+    for at, tenant in enumerate("aab"):
+        manager.stored(page(at, tenant=tenant), 0.0)
+    manager.stored(page(3, tenant="c"), 0.0)
+    assert leaving(manager) == [1, 0, 2, 3], "the one given last, of whom was used longest ago"
+    manager.hit(key(1), Part.FULL, 0.0)
+    assert leaving(manager) == [2, 0, 3, 1], "a use brings it back"
+    manager.removed(key(2), Part.FULL)
+    manager.stored(page(4, tenant="a"), 0.0)
+    assert leaving(manager) == [3, 0, 1, 4], "of others, not of its own"
+    manager.stored(page(5, tenant="a"), 0.0)
+    assert leaving(manager) == [3, 5, 0, 1, 4], "of one tenant what came first stays"
+
+
 def test_pages_before_a_pinned_one_stay_with_it() -> None:
     manager = RetentionManager(
         Ruled(LruRetention(), (Rule(Selector(prefix=key(0).hex() * 8), "pin", Pin()),))
@@ -396,6 +411,7 @@ class RulesAgainstAModel(RuleBasedStateMachine):
             (Selector(tenant="a", hits=2), Pin(max=3)),
             (Selector(tenant="a"), Ttl(after=5.0)),
             (Selector(tenant="b"), Quota(max=4)),
+            (Selector(tenant="[cf]", hits=1), Pin(max=3)),
             (Selector(tenant="c"), Pin()),
             (Selector(tenant="d", age=6.0), Ttl(after=2.0)),
             (Selector(session="?*", hits=1), KeepSession(keep=5.0, max=3)),
