@@ -285,12 +285,19 @@ class MirrorFeed:
         answers: Sequence[tuple[Announcement | Announced, int]],
     ) -> None:
         """Let no place count as alive for longer than it says, as where Redis's clock was set back."""
-        async with asking(self._limit_s):
-            for keys, (said, ttl_ms) in zip(places, answers, strict=True):
-                if isinstance(said, Announcement):
-                    most_ms = int(said.record.ttl_s * 1000) + 1
-                    if ttl_ms == -1 or ttl_ms > most_ms:
-                        await self._client.pexpire(keys.alive, most_ms)
+        too_long = [
+            (keys.alive, most_ms)
+            for keys, (said, ttl_ms) in zip(places, answers, strict=True)
+            if isinstance(said, Announcement)
+            for most_ms in [int(said.record.ttl_s * 1000) + 1]
+            if ttl_ms == -1 or ttl_ms > most_ms
+        ]
+        if not too_long:
+            return
+        async with asking(self._limit_s), self._client.pipeline(transaction=False) as pipe:
+            for name, most_ms in too_long:
+                pipe.pexpire(name, most_ms)
+            await pipe.execute()
 
     def _give_grace(self, now_s: float) -> None:
         """Let no place die of our own blindness: each has the time to announce itself again."""

@@ -46,6 +46,9 @@ _ATTEMPTS = 3
 _LARGEST = 2**63 - 1
 """Number of an event, so that there is one after it."""
 
+_MOST_TTL_S = 86_400.0
+"""Longer than any place says to live without a sign of life, and a time that Redis takes."""
+
 _RECORD = msgspec.msgpack.Decoder(PlaceRecord)
 _EVENT = msgspec.msgpack.Decoder(PageEvent)
 
@@ -103,6 +106,9 @@ def parse_record(fields: Sequence[bytes | None]) -> Announcement | Announced:
     try:
         found = Announcement(_RECORD.decode(record), generation.decode(), int(seq))
     except (msgspec.DecodeError, ValueError):
+        return Announced.UNREADABLE
+    # Nor does it live for no time, or for ever.
+    if not 0 < found.record.ttl_s <= _MOST_TTL_S:
         return Announced.UNREADABLE
     # A name that Redis takes for no event of this start would break reading all other places.
     if not seq.isdigit() or found.seq > _LARGEST or epoch != b"%d" % found.record.epoch:

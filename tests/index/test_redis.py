@@ -1,6 +1,7 @@
 """What lies in Redis stays bounded and true: late commands, pages lost alone, long announcements."""
 
 import asyncio
+import math
 import os
 import signal
 import time
@@ -43,6 +44,9 @@ def test_what_redis_says_of_a_place_and_what_that_means() -> None:
     assert parse_announcement(nothing, b"1") is Announced.COMING
     assert parse_announcement(nothing, None) is Announced.NOTHING
     assert parse_announcement([b"1", b"?", b"1.1", b"7"], b"1") is Announced.UNREADABLE
+    for ttl_s in (0.0, -1.0, 1e300, math.inf, math.nan):
+        said = msgspec.msgpack.encode(record("w0", ttl_s=ttl_s))
+        assert parse_announcement([b"1", said, b"1.1", b"7"], b"1") is Announced.UNREADABLE
 
 
 async def test_after_standing_still_longer_than_places_live_nobody_announces_anew(

@@ -124,6 +124,25 @@ async def test_a_dead_place_is_gone_whatever_became_of_the_clock(
             await until(lambda: W9 not in index.mirror.places(), "it is gone")
 
 
+async def test_a_place_that_says_to_live_for_ever_is_left_out_alone(
+    index_settings: IndexSettings,
+) -> None:
+    async with running(index_settings) as index:
+        place = await index.join("w0", holding=10)
+        keys = await dead_place(index, index_settings, ttl_s=1e300)
+        await index.redis.persist(keys.alive)
+        modes: list[IndexMode] = []
+        mirror = Mirror()
+        feed = MirrorFeed(index_settings.url, mirror, settings=index_settings, on_mode=modes.append)
+        await feed.start()
+        await until(lambda: mirror.mode is IndexMode.OK, "the others are read")
+        place.store(50)
+        await index.settled(mirror)
+        assert set(mirror.places()) == {W0}
+        assert IndexMode.DEGRADED not in modes
+        await feed.close()
+
+
 @pytest.mark.parametrize("what", ["record", "alive", "stream", "pages"])
 async def test_a_place_that_mends_nothing_is_left_out_alone_and_said_once(
     index_settings: IndexSettings, what: str, caplog: pytest.LogCaptureFixture
