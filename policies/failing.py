@@ -39,6 +39,7 @@ class Failures:
         instead: str,
         where: str = "",
         traces: bool = False,
+        says: bool = True,
     ) -> None:
         """Count a failure, and log it where its turn has come.
 
@@ -50,6 +51,7 @@ class Failures:
             instead: What is done instead.
             where: Who asked it.
             traces: Whether the first error that it raised itself is told with a traceback.
+            says: Whether what an error that it raised says is told, which may be what a client called its session.
         """
         self.count += 1
         is_new = traces and not self.is_traced and type(error) not in _OURS
@@ -62,7 +64,7 @@ class Failures:
             f"{where}: " if where else "",
             class_name(policy),
             call,
-            _said(error),
+            _said(error) if says else reason_of(error),
             instead,
             f" ({self.count} failures so far)" if self.count > 1 else "",
             exc_info=error if is_new else None,

@@ -220,7 +220,7 @@ class Chooser:
                 self._metrics.policy_failures.inc()
                 self.failures.note(reason_of(error))
                 self._told.tell(
-                    log, self._policy, "choose", error, instead="`cost` chooses instead"
+                    log, self._policy, "choose", error, instead="`cost` chooses instead", says=False
                 )
         return self._fallback.choose(request, workers)
 

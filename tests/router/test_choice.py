@@ -125,8 +125,8 @@ class Fleet:
         )
         self.mirror.apply(PageStored(PlaceId(place), Epoch(1), 1, entries))
 
-    def choose(self, salt: str | None = None) -> tuple[str, int]:
-        chosen = self.chooser.choose("r", Prefix(TOKENS, salt), self.links, session=None)
+    def choose(self, salt: str | None = None, session: str | None = None) -> tuple[str, int]:
+        chosen = self.chooser.choose("r", Prefix(TOKENS, salt), self.links, session=session)
         return chosen.link.record.place, chosen.predicted_tokens
 
 

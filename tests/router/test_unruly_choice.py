@@ -165,3 +165,17 @@ def test_a_failure_is_logged_in_few_words(says: Any, caplog: pytest.LogCaptureFi
         fleet.choose()
     assert len(caplog.records) == 1
     assert len(caplog.records[0].getMessage()) < 1_000
+
+
+def test_the_log_does_not_say_what_a_client_called_its_session(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def looks_up(request: RequestView, _: object) -> Any:
+        known: dict[str | None, Choice] = {}
+        return known[request.session]
+
+    fleet = Fleet(Says(looks_up))
+    with caplog.at_level(logging.DEBUG):
+        fleet.choose(session="alice@example.com")
+    assert f"{__name__}:Says failed in choose(): KeyError at {__file__}:" in caplog.text
+    assert "alice" not in caplog.text
