@@ -176,7 +176,8 @@ class Pin:
     """Pages that leave after all others.
 
     Args:
-        max: Bytes in one tier that are kept so; what comes later is kept as any page. All where None.
+        max: Bytes in one tier that are kept so; where they are used up, who has not used its own for longest
+            gives room to another tenant. All where None.
     """
 
     max: Bytes | None = None
@@ -222,7 +223,8 @@ class PersistPrefix:
     """A prefix outlives restarts: its pages are written to disk at once, and leave after all others.
 
     Args:
-        max: Bytes in one tier that are kept so; what comes later is kept as any page. All where None.
+        max: Bytes in one tier that are kept so; where they are used up, who has not used its own for longest
+            gives room to another tenant. All where None.
     """
 
     max: Bytes | None = None
