@@ -53,18 +53,29 @@ if redis.call('TYPE', KEYS[1]).ok == 'hash' then redis.call('HDEL', KEYS[1], ARG
 return 1
 """
 
-_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 _Name = Annotated[str, msgspec.Meta(max_length=512)]
 
 
-class Tally(msgspec.Struct, frozen=True):
-    """What one router has counted since its start."""
+class Tally(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one router has counted since its start; what one of another version does not tell is 0."""
 
     router: _Name
     """What it is called."""
-    counts: dict[_Name, _Count]
     running: dict[_Name, _Count] = {}
     """Its sequences in decode, by worker; those of workers without any are left out."""
+    in_flight: _Count = 0
+    requests: _Count = 0
+    prompt_tokens: _Count = 0
+    cached_tokens: dict[_Name, _Count] = {}
+    """By where they came from."""
+    predicted_tokens: _Count = 0
+    output_tokens: _Count = 0
+    policy_failures: _Count = 0
+    policy_version: _Count = 0
+    """Of the policies that it runs, no count."""
+    policy_refused: _Count = 0
+    """The version that it could not take on."""
 
 
 class Tallies:

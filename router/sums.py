@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -22,8 +24,6 @@ from pie.router.status import ClusterStatus, RouterLine
 log = logging.getLogger("pie.router.sums")
 
 _EVERY_S = 1.0
-CACHED = "cached_tokens."
-"""What the names of counts begin with that end in a tier's."""
 
 
 class Sums:
@@ -31,10 +31,15 @@ class Sums:
 
     Args:
         tallies: Those of all.
+        clock: Seconds, from anywhere, going forward.
     """
 
-    def __init__(self, tallies: Tallies) -> None:
+    def __init__(self, tallies: Tallies, clock: Callable[[], float] = time.monotonic) -> None:
         self._tallies = tallies
+        self._clock = clock
+        self._hearing = asyncio.Lock()
+        self._others: Sequence[Tally] = ()
+        self._heard_s = -math.inf
         self._task: asyncio.Task[None] | None = None
 
     def start(self, own: Callable[[], Tally]) -> None:
@@ -52,11 +57,20 @@ class Sums:
     async def whole(self, status: ClusterStatus) -> ClusterStatus:
         """Return a status with the counts of all routers; those of its own alone where Redis does not tell."""
         try:
-            others = await self._tallies.others()
+            others = await self._heard()
         except PageIndexError as error:
             log.debug("what other routers count is not known: %s", error)
             return msgspec.structs.replace(status, routers_together="degraded")
         return added(status, others)
+
+    async def _heard(self) -> Sequence[Tally]:
+        """Return what others told, asked for once in the time in which each tells once: it is megabytes at worst."""
+        async with self._hearing:
+            now_s = self._clock()
+            if now_s - self._heard_s >= _EVERY_S:
+                self._others = await self._tallies.others()
+                self._heard_s = now_s
+            return self._others
 
     async def _run(self, own: Callable[[], Tally]) -> None:
         while True:
@@ -71,40 +85,34 @@ class Sums:
 
 def added(status: ClusterStatus, tallies: Sequence[Tally]) -> ClusterStatus:
     """Return a status with what these routers have counted, too."""
-    counts: Counter[str] = Counter()
     running: Counter[str] = Counter()
-    for one in tallies:
-        counts.update(one.counts)
-        running.update(one.running)
     cached = Counter(status.cached_tokens)
-    for name, count in counts.items():
-        if name.startswith(CACHED):
-            cached[name.removeprefix(CACHED)] += count
-    workers = [
-        msgspec.structs.replace(one, running=one.running + running[one.place])
-        for one in status.workers
-    ]
+    for one in tallies:
+        running.update(one.running)
+        cached.update(one.cached_tokens)
     return msgspec.structs.replace(
         status,
-        workers=workers,
+        workers=[
+            msgspec.structs.replace(worker, running=worker.running + running[worker.place])
+            for worker in status.workers
+        ],
         routers=[*status.routers, *sorted(map(_line, tallies), key=lambda one: one.router)],
-        in_flight=status.in_flight + counts["in_flight"],
-        requests=status.requests + counts["requests"],
-        prompt_tokens=status.prompt_tokens + counts["prompt_tokens"],
+        in_flight=status.in_flight + sum(one.in_flight for one in tallies),
+        requests=status.requests + sum(one.requests for one in tallies),
+        prompt_tokens=status.prompt_tokens + sum(one.prompt_tokens for one in tallies),
         cached_tokens=dict(cached),
-        predicted_tokens=status.predicted_tokens + counts["predicted_tokens"],
-        output_tokens=status.output_tokens + counts["output_tokens"],
-        policy_failures=status.policy_failures + counts["policy_failures"],
+        predicted_tokens=status.predicted_tokens + sum(one.predicted_tokens for one in tallies),
+        output_tokens=status.output_tokens + sum(one.output_tokens for one in tallies),
+        policy_failures=status.policy_failures + sum(one.policy_failures for one in tallies),
     )
 
 
 def _line(tally: Tally) -> RouterLine:
     """Return what a router's tally says of itself."""
-    counts = tally.counts
     return RouterLine(
         router=tally.router,
-        in_flight=counts.get("in_flight", 0),
-        requests=counts.get("requests", 0),
-        policy_version=counts.get("policy_version", 0),
-        policy_refused=counts.get("policy_refused", 0),
+        in_flight=tally.in_flight,
+        requests=tally.requests,
+        policy_version=tally.policy_version,
+        policy_refused=tally.policy_refused,
     )

@@ -24,7 +24,7 @@ from pie.router.metrics import RouterMetrics
 from pie.router.models import ModelCatalog
 from pie.router.rates import FleetRates
 from pie.router.status import ClusterStatus, PlaceLine, WantedLine, WorkerLine
-from pie.router.sums import CACHED, added
+from pie.router.sums import added
 from pie.router.workers import WorkerSet
 
 _GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
@@ -131,24 +131,26 @@ class Survey:
         """Return what this router has counted, and is told others."""
         runs = PlacePolicies(0) if policies is None else policies.state
         metrics, links = self._metrics, self._workers.links.values()
-        counts = {
-            "in_flight": self._gate.inside,
-            "requests": sum(
+        running = {str(link.record.place): link.decoding for link in links if link.decoding}
+        return Tally(
+            self.router,
+            running,
+            in_flight=self._gate.inside,
+            requests=sum(
                 count
                 for (path, _), count in metrics.by_labels(metrics.requests).items()
                 if path in _GENERATING
             ),
-            "prompt_tokens": metrics.total(metrics.prompt_tokens),
-            "predicted_tokens": metrics.total(metrics.predicted_tokens),
-            "output_tokens": metrics.total(metrics.output_tokens),
-            "policy_failures": metrics.total(metrics.policy_failures),
-            "policy_version": runs.version,
-            "policy_refused": runs.refused,
-        }
-        cached = metrics.by_labels(metrics.cached_tokens)
-        counts |= {f"{CACHED}{tier}": count for (tier,), count in cached.items()}
-        running = {str(link.record.place): link.decoding for link in links if link.decoding}
-        return Tally(self.router, counts, running)
+            prompt_tokens=metrics.total(metrics.prompt_tokens),
+            cached_tokens={
+                tier: count for (tier,), count in metrics.by_labels(metrics.cached_tokens).items()
+            },
+            predicted_tokens=metrics.total(metrics.predicted_tokens),
+            output_tokens=metrics.total(metrics.output_tokens),
+            policy_failures=metrics.total(metrics.policy_failures),
+            policy_version=runs.version,
+            policy_refused=runs.refused,
+        )
 
     def _wanted(
         self, wanted: Mapping[str, Wanted], links: Sequence[WorkerLink]

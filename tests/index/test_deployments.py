@@ -128,7 +128,7 @@ async def use_commons(settings: IndexSettings) -> None:
     assert await shelf.get("b") == b"x"
     assert (await shelf.latest(9)).names == ["b"]
     tallies = Tallies(commons)
-    await tallies.tell(Tally("r", {}))
+    await tallies.tell(Tally("r"))
     assert await tallies.others() == []
     await tallies.withdraw()
     assert not commons.is_degraded

@@ -31,16 +31,16 @@ def redis_key(index_settings: IndexSettings) -> str:
 
 
 async def heard(tallies: Tallies) -> dict[str, int]:
-    return {one.router: one.counts["requests"] for one in await tallies.others()}
+    return {one.router: one.requests for one in await tallies.others()}
 
 
 async def test_each_hears_what_the_others_told_last(routers: list[Tallies]) -> None:
     one, two, three = routers
     assert await heard(one) == {}
     for number, router in enumerate(routers):
-        await router.tell(Tally(f"r{number}", {"requests": number}))
+        await router.tell(Tally(f"r{number}", requests=number))
     assert await heard(one) == {"r1": 1, "r2": 2}
-    await two.tell(Tally("r1", {"requests": 5}, {"w0": 1}))
+    await two.tell(Tally("r1", {"w0": 1}, requests=5))
     assert await heard(three) == {"r0": 0, "r1": 5}
     await two.withdraw()
     assert await heard(three) == {"r0": 0}
@@ -51,14 +51,14 @@ async def test_who_has_told_nothing_for_a_while_is_left_out(
     routers: list[Tallies], index_settings: IndexSettings
 ) -> None:
     one, two, _ = routers
-    await two.tell(Tally("r1", {"requests": 1}))
+    await two.tell(Tally("r1", requests=1))
     client = make_client(index_settings.url, index_settings)
     try:
         (key,) = two._keys
         (name,) = client.hkeys(key)
         # Long ago, and as if the clock was set back since.
         for then in ("1000", "99999999999999"):
-            client.hset(key, name, f'{then} {{"router": "r1", "counts": {{"requests": 1}}}}')
+            client.hset(key, name, f'{then} {{"router": "r1", "requests": 1}}')
             assert await heard(one) == {}
             assert client.hlen(key) == 0
     finally:
@@ -73,11 +73,11 @@ async def test_what_no_router_wrote_counts_nothing(
     try:
         client.set(redis_key, "junk")
         assert await heard(one) == {}
-        await two.tell(Tally("r1", {"requests": 1}))
+        await two.tell(Tally("r1", requests=1))
         (told,) = cast(list[bytes], client.hvals(redis_key))
         now = told.split()[0].decode()
-        large = '{"router": "x", "counts": {"requests": 1}}' + " " * MOST_BYTES
-        none, negative = '{"router": "x"}', '{"router": "x", "counts": {"requests": -1}}'
+        large = '{"router": "x", "requests": 1}' + " " * MOST_BYTES
+        none, negative = '{"requests": 1}', '{"router": "x", "requests": -1}'
         for number, junk in enumerate(("", "[" * 9_000, none, negative, large)):
             client.hset(redis_key, f"x{number}", f"{now} {junk}")
         client.hset(redis_key, "y", "later")
@@ -88,9 +88,24 @@ async def test_what_no_router_wrote_counts_nothing(
 
 async def test_a_tally_of_very_many_workers_goes_without_them(routers: list[Tallies]) -> None:
     one, two, _ = routers
-    await two.tell(Tally("r1", {"requests": 1}, {f"worker-{at}": 9 for at in range(MOST_BYTES)}))
-    (told,) = await one.others()
-    assert (told.counts, told.running) == ({"requests": 1}, {})
+    await two.tell(Tally("r1", {f"worker-{at}": 9 for at in range(MOST_BYTES)}, requests=1))
+    assert await one.others() == [Tally("r1", requests=1)]
+
+
+async def test_one_of_another_version_counts_as_far_as_it_is_understood(
+    routers: list[Tallies], redis_key: str, index_settings: IndexSettings
+) -> None:
+    one, two, _ = routers
+    await two.tell(Tally("r1", requests=1))
+    client = make_client(index_settings.url, index_settings)
+    try:
+        (told,) = cast(list[bytes], client.hvals(redis_key))
+        older, later = '{"router": "a"}', '{"router": "b", "requests": 2, "new": {"a": 1}}'
+        for name, said in (("a", older), ("b", later)):
+            client.hset(redis_key, name, f"{told.split()[0].decode()} {said}")
+        assert await heard(one) == {"r1": 1, "a": 0, "b": 2}
+    finally:
+        client.close()
 
 
 async def test_so_many_routers_are_heard(
@@ -98,5 +113,5 @@ async def test_so_many_routers_are_heard(
 ) -> None:
     monkeypatch.setattr(tallies, "MOST_ROUTERS", 1)
     for number, router in enumerate(routers):
-        await router.tell(Tally(f"r{number}", {"requests": number}))
+        await router.tell(Tally(f"r{number}", requests=number))
     assert len(await routers[0].others()) == 1

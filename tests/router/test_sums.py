@@ -10,6 +10,7 @@ import pytest
 
 from pie.index.errors import IndexNotAskedError
 from pie.index.tallies import Tallies, Tally
+from pie.router import sums
 from pie.router.status import ClusterStatus, RouterLine, WorkerLine
 from pie.router.sums import Sums, added
 from tests.router.conftest import WAIT_S, Cluster
@@ -31,11 +32,14 @@ def test_counts_of_all_routers_are_added_up_and_each_is_named() -> None:
     others = [
         Tally(
             "z",
-            {"requests": 4, "cached_tokens.pool": 5, "policy_version": 2, "policy_failures": 6},
             {"w0": 1},
+            requests=4,
+            cached_tokens={"pool": 5},
+            policy_version=2,
+            policy_failures=6,
         ),
-        Tally("b", {"in_flight": 6, "prompt_tokens": 50, "cached_tokens.device": 1}, {"gone": 9}),
-        Tally("later", {"something new": 1}),
+        Tally("b", {"gone": 9}, in_flight=6, prompt_tokens=50, cached_tokens={"device": 1}),
+        Tally("later"),
     ]
     told = added(STATUS, others)
     assert (told.requests, told.in_flight, told.prompt_tokens) == (7, 7, 150)
@@ -58,10 +62,32 @@ async def test_while_redis_does_not_tell_the_counts_are_one_routers_alone() -> N
     assert (told.requests, told.routers, told.routers_together) == (3, STATUS.routers, "degraded")
 
 
+async def test_others_are_asked_once_for_all_who_look_within_a_second() -> None:
+    class Asked(Tallies):
+        def __init__(self) -> None:
+            self.times = 0
+
+        async def others(self) -> list[Tally]:
+            self.times += 1
+            await asyncio.sleep(0)
+            return [Tally("b", requests=self.times)]
+
+    tallies, now_s = Asked(), 0.0
+    adds = Sums(tallies, clock=lambda: now_s)
+    seen = await asyncio.gather(*(adds.whole(STATUS) for _ in range(5)))
+    assert [one.requests for one in seen] == [4] * 5
+    now_s = 0.9
+    assert (await adds.whole(STATUS)).requests == 4
+    now_s = 1.0
+    assert (await adds.whole(STATUS)).requests == 5
+    assert tallies.times == 2
+
+
 @pytest.mark.live
 async def test_any_router_tells_what_all_have_counted(
-    cluster: Cluster, http: httpx.AsyncClient
+    cluster: Cluster, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sums, "_EVERY_S", 0.05)
     cluster.mock("w0")
     routers = [await cluster.router(1) for _ in range(2)]
     for router, asks in zip(routers, (1, 2), strict=True):
