@@ -21,7 +21,7 @@ from pie.policies.prefixes import NamedPrefix, Prefixes
 from pie.router.models import ServedModel
 from pie.router.prompt import PromptMaker
 from pie.tokens.errors import TokensError
-from pie.tokens.leading import leading_tokens, system_tokens
+from pie.tokens.leading import tokens_of
 
 log = logging.getLogger("pie.router.named_prefixes")
 
@@ -84,17 +84,11 @@ def _resolve(prefixes: Prefixes, root: RootKey, record: PlaceRecord, prompts: Pr
 def _tokens_with(prompts: PromptMaker, model: str) -> Callable[[NamedPrefix], Sequence[int] | None]:
     """Return what says a prefix's tokens, and nothing of one that cannot be had, which is logged."""
 
-    def tokens_of(prefix: NamedPrefix) -> Sequence[int] | None:
+    def tokens(prefix: NamedPrefix) -> Sequence[int] | None:
         try:
-            if prefix.text is not None:
-                return leading_tokens(prompts.tokenizer, prefix.text)
-            if prefix.system is not None:
-                if prompts.template is None:
-                    return None
-                return system_tokens(prompts.tokenizer, prompts.template, prefix.system)
+            return tokens_of(prefix, prompts.tokenizer, lambda: prompts.template)
         except TokensError as error:
             log.warning("a prefix of the policy file cannot be had with %s: %s", model, error)
             return None
-        return prefix.tokens
 
-    return tokens_of
+    return tokens

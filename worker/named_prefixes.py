@@ -13,13 +13,13 @@ from array import array
 from collections.abc import Sequence
 
 from pie.index.contract import PlaceRecord
+from pie.page.groups import group_keys
 from pie.page.key import PageKey, packed_pages, tenant_root
 from pie.policies.policy_set import PolicySet
 from pie.policies.prefixes import NamedPrefix, Prefixes
-from pie.pool.placement import group_keys
 from pie.pool.tier import PageId, StoredPage
 from pie.tokens.errors import TokensError
-from pie.tokens.leading import leading_tokens, system_tokens
+from pie.tokens.leading import tokens_of
 from pie.tokens.template import ChatTemplate
 from pie.tokens.tokenizer import Tokenizer
 from pie.worker.load_choice import LoadTier
@@ -42,24 +42,14 @@ def resolve_prefixes(model: Model, tokenizer: Tokenizer, policies: PolicySet) ->
     if not len(prefixes):
         return
 
-    def tokens_of(prefix: NamedPrefix) -> Sequence[int] | None:
+    def tokens(prefix: NamedPrefix) -> Sequence[int] | None:
         try:
-            if prefix.text is not None:
-                return leading_tokens(tokenizer, prefix.text)
-            if prefix.system is not None:
-                template = ChatTemplate.load(model.folder)
-                if template is None:
-                    log.warning(
-                        "a system message of the policy file: %s has no chat template", model.name
-                    )
-                    return None
-                return system_tokens(tokenizer, template, prefix.system)
+            return tokens_of(prefix, tokenizer, lambda: ChatTemplate.load(model.folder))
         except TokensError as error:
             log.warning("a prefix of the policy file cannot be had with %s: %s", model.name, error)
             return None
-        return prefix.tokens
 
-    prefixes.resolve(model.model_root, model.layout.page_tokens, tokens_of)
+    prefixes.resolve(model.model_root, model.layout.page_tokens, tokens)
 
 
 def expect_prefixes(
