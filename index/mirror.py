@@ -55,21 +55,31 @@ class _Place:
     """The latest event that the lane has."""
 
 
-class _Up(dict[PlaceId, _Place]):
+class _Up:
     """The places that are up, and what of them is looked at for every prompt: made anew after a change."""
 
     def __init__(self) -> None:
-        super().__init__()
+        self._places: dict[PlaceId, _Place] = {}
         self._records: Mapping[PlaceId, PlaceRecord] | None = None
         self._sparse: Mapping[PlaceId, Lane] | None = None
 
-    def __setitem__(self, place: PlaceId, up: _Place) -> None:
-        self.changed()
-        super().__setitem__(place, up)
+    def get(self, place: PlaceId) -> _Place | None:
+        """Return a place; None where it is not up."""
+        return self._places.get(place)
 
-    def __delitem__(self, place: PlaceId) -> None:
+    def all(self) -> Iterable[_Place]:
+        """Return all of them."""
+        return self._places.values()
+
+    def put(self, up: _Place) -> None:
+        """Let a place be up, in the stead of an earlier start of it."""
         self.changed()
-        super().__delitem__(place)
+        self._places[up.record.place] = up
+
+    def drop(self, place: PlaceId) -> None:
+        """Let a place that is up be so no more."""
+        self.changed()
+        del self._places[place]
 
     def changed(self) -> None:
         """Learn that a record or a lane is another one."""
@@ -78,19 +88,20 @@ class _Up(dict[PlaceId, _Place]):
     def records(self) -> Mapping[PlaceId, PlaceRecord]:
         """Return the places' records; what was returned before stays as it was."""
         if self._records is None:
-            self._records = MappingProxyType({place: up.record for place, up in self.items()})
+            self._records = MappingProxyType({up.record.place: up.record for up in self.all()})
         return self._records
 
     def sparse(self) -> Mapping[PlaceId, Lane]:
         """Return those that have states alone."""
         if self._sparse is None:
             self._sparse = {
-                place: up.lane for place, up in self.items() if up.record.has_states_alone
+                up.record.place: up.lane for up in self.all() if up.record.has_states_alone
             }
         return self._sparse
 
     def check(self) -> None:
         """Assert that what is kept is of now."""
+        assert all(place == up.record.place for place, up in self._places.items())
         before = self.records(), self.sparse()
         self.changed()
         assert before == (self.records(), self.sparse())
@@ -131,10 +142,12 @@ class Mirror:
         if not first or first[0] is None:
             return {}
         masks = self._lanes.unpack(first[0])
-        runs: dict[PlaceId, list[tuple[PartMask, int]]] = {
-            place: [] for place, up in self._up.items() if masks[up.lane]
-        }
-        going = [(self._up[place].lane, run) for place, run in runs.items()]
+        runs: dict[PlaceId, list[tuple[PartMask, int]]] = {}
+        going: list[tuple[Lane, list[tuple[PartMask, int]]]] = []
+        for up in self._up.all():
+            if masks[up.lane]:
+                run = runs[up.record.place] = []
+                going.append((up.lane, run))
         start, length = 0, _FIRST_LOOK
         while going and start < len(keys):
             going = self._extend(going, self._lanes.states(keys[start : start + length]))
@@ -179,7 +192,7 @@ class Mirror:
                 self._up.changed()
                 return True
             self._lanes.close(up.lane)
-        self._up[record.place] = _Place(record, self._lanes.open(), seq)
+        self._up.put(_Place(record, self._lanes.open(), seq))
         return True
 
     def place_down(self, place: PlaceId, epoch: Epoch | None = None) -> bool:
@@ -187,7 +200,7 @@ class Mirror:
         up = self._up.get(place)
         if up is None or (epoch is not None and epoch < up.record.epoch):
             return False
-        del self._up[place]
+        self._up.drop(place)
         self._lanes.close(up.lane)
         return True
 
@@ -233,9 +246,8 @@ class Mirror:
         """Assert that the mirror agrees with itself; slow, for tests."""
         self._lanes.check()
         self._up.check()
-        lanes = [up.lane for up in self._up.values()]
+        lanes = [up.lane for up in self._up.all()]
         assert len(set(lanes)) == len(lanes)
-        assert all(place == up.record.place for place, up in self._up.items())
 
     def _extend(
         self, going: list[tuple[Lane, list[tuple[PartMask, int]]]], states: list[int | None]
@@ -301,7 +313,7 @@ class PlaceLoad:
             return False
         if up is not None:
             self._lanes.close(up.lane)
-        self._up[record.place] = self._place
+        self._up.put(self._place)
         self._closed = True
         return True
 
