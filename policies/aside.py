@@ -178,7 +178,7 @@ class _Desk:
             self._lock.notify_all()
             answered = self._lock.wait_for(lambda: not self._is_busy, limit_s)
             error, self._error = self._error, None
-            answer = self._taken()
+            answer = self._answer_now()
             if error is None and answered and answer is not None:
                 return answer
             # A question that has not begun does not, for nobody waits for it.
@@ -188,7 +188,8 @@ class _Desk:
             self._watch()
             raise PolicyStalledError(f"it has not answered in {deadline_s * 1e3:g} ms")
 
-    def _taken(self) -> list[Proposal] | None:
+    def _answer_now(self) -> list[Proposal] | None:
+        """Return the answer, which another thread may have given meanwhile."""
         return self._answer
 
     def _watch(self) -> None:

@@ -28,7 +28,7 @@ from pie.index.trouble import Trouble
 from pie.page.key import PageKey
 from pie.policies.cluster_manager import ClusterEvent, ClusterManager, Decision
 from pie.policies.cluster_policy import ClusterPolicy, MoveSession, Wanted
-from pie.policies.order_limits import BYTES_PER_S
+from pie.policies.order_limits import BYTES_PER_S, DEADLINE_S
 from pie.policies.policy_set import PolicySet
 from pie.policies.prefixes import Prefixes
 from pie.router.aside import AskedAside
@@ -43,8 +43,6 @@ _EVERY_S = 1.0
 _LEASE_S = 5.0
 _ROUND_S = _LEASE_S / 2
 """A round that has lasted longer is dropped: by its end another router may lead."""
-DEADLINE_S = 1.0
-"""What a policy has to answer."""
 _AGAIN_S = 60.0
 """A table that has not changed is set again so often, so that it is not forgotten."""
 _MOST_UNLOGGED = 1_000

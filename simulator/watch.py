@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from pie.page.events import Part
 from pie.page.key import PageKey
-from pie.policies import aside, routing_aside
+from pie.policies import aside, order_limits, routing_aside
 from pie.policies.choice_checks import checked
 from pie.policies.cluster_policy import ClusterPolicy, ClusterView, Order
 from pie.policies.containing import is_builtin
@@ -31,7 +31,6 @@ from pie.policies.proposals import Proposals, sizes
 from pie.policies.retention import PageView, RetentionPolicy
 from pie.policies.routing import Choice, RequestView, RoutingPolicy, WorkerView
 from pie.policies.rules import Ruled
-from pie.router import conductor
 from pie.simulator.errors import StalledError
 
 LIMIT_S = 10.0
@@ -130,7 +129,7 @@ class Watch:
             return policy
         self._has_users = True
         name = f"the cluster policy {name}"
-        self._time(name, conductor.DEADLINE_S, "a router would have gone on without")
+        self._time(name, order_limits.DEADLINE_S, "a router would have gone on without")
         return _Cluster(self, name, policy)
 
     def _time(self, name: str, deadline_s: float, instead: str) -> None:
