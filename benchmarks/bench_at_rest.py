@@ -24,6 +24,7 @@ from pydantic import ByteSize
 
 from pie.index.server import EmbeddedServer
 from pie.page.events import Epoch, PlaceId
+from pie.page.groups import GROUP_PAGES
 from pie.pool.checksum import Checksum
 from pie.pool.conformance import sample_key, sample_page
 from pie.pool.files import Files
@@ -37,7 +38,6 @@ _PAYLOAD_BYTES = 16 << 10
 _FILE_BYTES = _PAYLOAD_BYTES + 2500
 """Of a page's file in a pack."""
 _PACK_PAGES = PACK_BYTES // _FILE_BYTES
-_GROUP_PAGES = 32
 _SEQUENCE_PAGES = 128
 _SECRET = bytes(range(32))
 _PLACE = PlaceId("pool-0")
@@ -79,7 +79,7 @@ def _fill(folder: Path) -> None:
                 index=at,
                 raw_bytes=_PAYLOAD_BYTES,
                 checksum=digest,
-                group=sample_key(page - at % _GROUP_PAGES),
+                group=sample_key(page - at % GROUP_PAGES),
             )
             came = Came(slot * _FILE_BYTES, _FILE_BYTES, time.time_ns(), header)
             records.append(encode_record(came, _SECRET))

@@ -21,13 +21,13 @@ import uvloop
 from benchmarks.peers import mooncake_store
 from pie.index.contract import IndexMode, PlaceRecord
 from pie.page.events import Epoch, PartMask, PlaceId
+from pie.page.groups import group_keys
 from pie.page.header import PageHeader
 from pie.page.key import PageKey
 from pie.page.lookup import LookupStatus
 from pie.pool.client import PoolClient
 from pie.pool.conformance import sample_page
 from pie.pool.node import PoolNode
-from pie.pool.placement import group_keys
 from pie.pool.settings import PoolSettings
 from pie.pool.tier import id_of
 from pie.wire.messages import PutStatus

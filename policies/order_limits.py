@@ -16,8 +16,8 @@ MOST_PAGES = 2_048
 """Pages of one order as it is given: a proposal about more is carried out a part in each round."""
 MOST_SEQUENCE_PAGES = 16_384
 """Pages of a sequence that a proposal may be about, as those of one conversation: 262,144 tokens at 16 a page."""
-GROUP_PAGES = 32
-"""As the pool shares pages out (`pie.pool.placement`), which policies do not import."""
+DEADLINE_S = 1.0
+"""What a policy has to answer."""
 AGAIN_S = 20.0
 """So long an order that was given is not given again."""
 ORDER_S = 20.0

@@ -19,6 +19,7 @@ from typing import Annotated
 from pydantic import Field
 
 from pie.page.events import PlaceId
+from pie.page.groups import GROUP_PAGES
 from pie.page.key import PageKey
 from pie.policies.cluster_policy import (
     ClusterView,
@@ -28,7 +29,6 @@ from pie.policies.cluster_policy import (
     Order,
     SetCopies,
 )
-from pie.policies.order_limits import GROUP_PAGES
 from pie.policies.units import Positive, Seconds, Share
 
 _MOST_COPIES = 64

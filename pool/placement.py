@@ -1,8 +1,8 @@
 """Which pool node keeps which page.
 
-Covers groups of consecutive pages, weighted rendezvous hashing, and which of the nodes that are up keep
-a group and are asked for it. Pure. Does not cover which nodes are alive (`pie.index`) or how many keep a
-page (`pie.policies.replication`).
+Covers weighted rendezvous hashing, and which of the nodes that are up keep a group of pages and are asked for it.
+Pure. Does not cover groups (`pie.page.groups`), which nodes are alive (`pie.index`) or how many keep a page
+(`pie.policies.replication`).
 
 Pages of a group lie on one node, so that a leading run is read with few requests; groups of one
 sequence spread over all nodes. A node that comes or goes moves only the groups that it wins or
@@ -12,7 +12,7 @@ held. See D. Thaler and C. Ravishankar, "Using name-based mappings to increase h
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from blake3 import blake3
 
@@ -21,19 +21,8 @@ from pie.page.events import PlaceId
 from pie.page.key import PageKey
 from pie.policies.replication import ReplicationPolicy
 
-GROUP_PAGES = 32
-
 _MORE_ASKED = 3
 """So many nodes may come at once without a page being missed that is still where it was before them."""
-
-
-def group_keys(chain: Sequence[PageKey]) -> list[PageKey]:
-    """Return for each page of a sequence the first key of its group.
-
-    Args:
-        chain: The keys of the sequence from its first page on.
-    """
-    return [chain[i - i % GROUP_PAGES] for i in range(len(chain))]
 
 
 def rank(group: PageKey, weights: Mapping[PlaceId, float]) -> list[PlaceId]:

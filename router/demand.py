@@ -16,10 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from pie.page.groups import GROUP_PAGES
 from pie.page.key import PageKey
 
-GROUP_PAGES = 32
-"""As the pool shares pages out (`pie.pool.placement`), which a router does not import."""
 _MOST_GROUPS = 65_536
 _MOST_HOTTEST = 256
 _MOST_SINCE = 2_048

@@ -15,6 +15,7 @@ from typing import Protocol
 from pie.index.contract import IndexReader, PlaceRecord
 from pie.index.router_views import RouterView
 from pie.page.events import Part, PlaceId, PlaceKind, Tier
+from pie.page.groups import GROUP_PAGES
 from pie.page.key import PageKey, RootKey
 from pie.policies.cluster_policy import ClusterView, GroupView, PlaceView, SessionView, Wanted
 from pie.policies.order_checks import HeldPages
@@ -24,7 +25,7 @@ from pie.policies.steps import at_once
 from pie.router.books import WorkerBooks
 from pie.router.choice import Runs, pool_nodes
 from pie.router.conversations import Conversation, Conversations
-from pie.router.demand import GROUP_PAGES, Demand
+from pie.router.demand import Demand
 from pie.router.elsewhere import Elsewhere, seen
 from pie.router.pauses import in_turns
 from pie.router.rates import FleetRates

@@ -13,12 +13,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from pie.page.groups import GROUP_PAGES
 from pie.page.key import PageKey
 from pie.policies.cluster_policy import LetGo, StorePages
 from pie.policies.order_checks import PageOrder
 from pie.policies.order_limits import BYTES_PER_S, MOST_WAITING, ORDER_S
 from pie.pool.pace import Pace
-from pie.pool.placement import GROUP_PAGES
 from pie.simulator.clock import Clock
 from pie.simulator.cost_model import CostModel
 from pie.simulator.engine import MockEngine

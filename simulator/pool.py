@@ -18,10 +18,11 @@ import msgspec
 
 from pie.index.contract import PlaceRecord
 from pie.page.events import PageEntry, PlaceId
+from pie.page.groups import GROUP_PAGES
 from pie.page.key import PageKey
 from pie.policies.replication import FixedReplication, TabledReplication
 from pie.pool.pace import Pace
-from pie.pool.placement import GROUP_PAGES, Placement
+from pie.pool.placement import Placement
 from pie.simulator.clock import Clock
 from pie.simulator.cost_model import CostModel
 from pie.simulator.loads import Reading, end_reading

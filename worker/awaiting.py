@@ -20,9 +20,9 @@ from typing import Final
 import msgspec
 
 from pie.index.tasks import end
+from pie.page.groups import group_keys
 from pie.page.key import PageKey, page_keys, tenant_root
 from pie.page.lookup import LookupStatus
-from pie.pool.placement import group_keys
 from pie.pool.tier import PageId
 from pie.wire.messages import Generate
 from pie.worker.intake import Intake

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
+from pie.page.groups import GROUP_PAGES
 from pie.page.key import PageKey
-from pie.pool.placement import GROUP_PAGES
 
 
 class PageAndPlace(Protocol):

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from itertools import islice
 
 from pie.page.events import Part
+from pie.page.groups import GROUP_PAGES, group_keys
 from pie.page.layout import PageLayout
 from pie.page.lookup import LookupStatus
 from pie.policies.policy_set import WorkerMoves
-from pie.pool.placement import GROUP_PAGES, group_keys
 from pie.pool.side_threads import CLOSE_S, SideThreads
 from pie.pool.tier import PageId, StoredPage, id_of
 from pie.wire.messages import LoadDecision

@@ -16,11 +16,11 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from pie.page.groups import GROUP_PAGES, group_keys
 from pie.page.key import PageKey
 from pie.page.lookup import LookupStatus
 from pie.policies.order_limits import MOST_PAGES, MOST_WAITING, ORDER_S
 from pie.pool.pace import Pace
-from pie.pool.placement import GROUP_PAGES, group_keys
 from pie.pool.tier import PageId, StoredPage
 from pie.wire.errors import RefusedError
 from pie.wire.messages import PutStatus, RefusalCode

@@ -17,9 +17,9 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Final
 
+from pie.page.groups import GROUP_PAGES, group_keys
 from pie.page.key import PageKey
 from pie.page.layout import PageLayout
-from pie.pool.placement import GROUP_PAGES, group_keys
 from pie.pool.tier import PageId, id_of
 from pie.worker.lower_tiers import LowerTiers
 from pie.worker.page_copies import PageCopies

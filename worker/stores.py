@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from pie.page.events import Part
+from pie.page.groups import GROUP_PAGES
 from pie.page.key import PageKey
-from pie.pool.placement import GROUP_PAGES
 from pie.worker.batch import PageSlot, StateSlot
 from pie.worker.lower_tiers import LowerTiers
 from pie.worker.page_table import FrozenPage, PageTable

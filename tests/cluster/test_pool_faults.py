@@ -15,8 +15,8 @@ from pie.index.feed import MirrorFeed
 from pie.index.mirror import Mirror
 from pie.index.settings import IndexSettings
 from pie.page.events import PlaceId
+from pie.page.groups import GROUP_PAGES
 from pie.pool.client import PoolClient
-from pie.pool.placement import GROUP_PAGES
 from pie.pool.settings import PoolSettings
 from pie.wire.client import WireClient
 from pie.wire.ids import new_request_id

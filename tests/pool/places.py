@@ -7,11 +7,11 @@ from msgspec import structs
 
 from pie.index.contract import IndexMode, PlaceRecord
 from pie.page.events import PartMask, PlaceId
+from pie.page.groups import group_keys
 from pie.page.header import PageHeader
 from pie.page.key import PageKey
 from pie.pool.client import PoolClient
 from pie.pool.conformance import sample_page
-from pie.pool.placement import group_keys
 from pie.pool.tier import PageId, StoredPage, id_of
 from pie.wire.messages import PutStatus
 

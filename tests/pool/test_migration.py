@@ -11,12 +11,13 @@ import pytest
 
 from pie.index.contract import PlaceRecord
 from pie.page.events import PlaceId, Tier
+from pie.page.groups import GROUP_PAGES
 from pie.page.header import PageHeader
 from pie.page.key import PageKey
 from pie.policies.replication import FixedReplication
 from pie.pool import migration
 from pie.pool.node import PoolNode
-from pie.pool.placement import GROUP_PAGES, Placement, view_of
+from pie.pool.placement import Placement, view_of
 from pie.pool.tier import TierKind, id_of
 from pie.wire.client import WireClient
 from pie.wire.ids import new_request_id

@@ -7,9 +7,10 @@ from msgspec import structs
 
 from pie.index.contract import PlaceRecord
 from pie.page.events import Epoch, PlaceId, PlaceKind
+from pie.page.groups import GROUP_PAGES, group_keys
 from pie.policies.replication import FixedReplication
 from pie.pool.conformance import sample_key
-from pie.pool.placement import GROUP_PAGES, Placement, group_keys, rank, view_of
+from pie.pool.placement import Placement, rank, view_of
 
 GROUPS = [sample_key(number) for number in range(2000)]
 A, B, C = PlaceId("a"), PlaceId("b"), PlaceId("c")

@@ -9,11 +9,12 @@ from msgspec import structs
 
 from pie.index.contract import PlaceRecord
 from pie.page.events import Epoch, PlaceId, PlaceKind
+from pie.page.groups import GROUP_PAGES, group_keys
 from pie.page.header import PageHeader
 from pie.page.key import PageKey
 from pie.policies.replication import FixedReplication
 from pie.pool.conformance import sample_page
-from pie.pool.placement import GROUP_PAGES, Placement, group_keys
+from pie.pool.placement import Placement
 from pie.pool.rebalance import plan
 from pie.pool.tier import PageId, id_of
 

@@ -7,10 +7,9 @@ from heapq import nlargest
 
 from hypothesis import given, strategies as st
 
+from pie.page.groups import GROUP_PAGES
 from pie.page.key import PageKey
 from pie.router.demand import Demand
-
-GROUP_PAGES = 32
 
 
 def key(number: int) -> PageKey:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 
+from pie.page.groups import GROUP_PAGES
 from pie.page.key import PageKey, RootKey, page_keys
-from pie.pool.placement import GROUP_PAGES
 from pie.worker.page_table import FrozenPage
 
 

@@ -19,12 +19,12 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from pie.page.events import Epoch, Part, PlaceId
+from pie.page.groups import group_keys
 from pie.page.header import PageHeader
 from pie.page.key import page_keys
 from pie.pool.checksum import Checksum
 from pie.pool.client import PoolClient
 from pie.pool.node import PoolNode
-from pie.pool.placement import group_keys
 from pie.pool.settings import PoolSettings
 from pie.pool.tier import PageId, StoredPage
 from pie.tokens.tokenizer import Tokenizer
