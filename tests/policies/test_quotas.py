@@ -428,4 +428,4 @@ class QuotasAgainstAModel(RuleBasedStateMachine):
 
 
 TestQuotasAgainstAModel = QuotasAgainstAModel.TestCase
-TestQuotasAgainstAModel.settings = settings(max_examples=60)
+TestQuotasAgainstAModel.settings = settings(max_examples=30)

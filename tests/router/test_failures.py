@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from pie.policies.routing import Choice, RequestView, WorkerView
-from pie.router import failures
+from pie.router import conductor, failures
 from pie.router.failures import RoutingFailures
 from tests.router.conftest import WAIT_S, Cluster
 
@@ -66,8 +66,9 @@ class Raises:
 
 @pytest.mark.live
 async def test_every_router_tells_what_its_own_policy_did(
-    cluster: Cluster, http: httpx.AsyncClient
+    cluster: Cluster, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(conductor, "_EVERY_S", 0.05)
     cluster.mock("w0")
     routers = [await cluster.router(1, routing=Raises()) for _ in range(2)]
     for router in routers:
