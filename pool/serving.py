@@ -18,7 +18,7 @@ import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from pie.page.events import Part
 from pie.page.header import FORMAT_VERSION, PageHeader
@@ -170,8 +170,7 @@ class PoolService:
 
     def _lookup(self, message: Lookup) -> tuple[int, ...]:
         now_s = self._clock()
-        # A pair from the wire equals the page that it names, and 2,048 need not be made anew.
-        pages = cast("tuple[PageId, ...]", message.pages)
+        pages = _pages(message)
         statuses: list[int] = [*self._cache.lookups(pages)]
         if len(self.claims):
             for at, page in enumerate(pages):

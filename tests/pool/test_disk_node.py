@@ -15,6 +15,7 @@ from pie.index.feed import MirrorFeed
 from pie.index.mirror import Mirror
 from pie.index.settings import IndexSettings
 from pie.page.events import Epoch, Part, PartMask, PlaceId, Tier, part_bit
+from pie.page.lookup import LookupStatus
 from pie.pool.client import PoolClient
 from pie.pool.errors import FolderInUseError
 from pie.pool.files import Files
@@ -57,6 +58,23 @@ async def test_what_has_no_room_in_ram_goes_to_disk_and_comes_back(
         return node.status().promoted > 10
 
     await until(are_promoted)
+
+
+async def test_look_ups_find_pages_wherever_they_lie(
+    start_node: StartNode, make_client: MakeClient, disk: dict[str, object]
+) -> None:
+    node = await start_node(**disk)
+    client = make_client()
+    pages = SamplePages(60, size=40_000)
+    await pages.store(client)
+    await node.drain(10)  # What only RAM holds lies on disk too, and nothing there is being moved.
+    in_ram = [node._cache._tiers[0].lookup(page) for page in pages.pages]
+    assert {LookupStatus.HIT, LookupStatus.MISS} == set(in_ram)
+    assert node._disk is not None
+    assert len(node._disk._table._rows) == 60, "and all of them have rows"
+    asked = SamplePages(63, size=40_000)
+    found = await client.lookup(asked.pages, groups=asked.groups, deadline_s=10)
+    assert found == [LookupStatus.HIT] * 60 + [LookupStatus.MISS] * 3
 
 
 async def test_the_disk_is_never_waited_for_on_the_event_loop(
