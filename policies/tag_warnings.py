@@ -79,8 +79,7 @@ def unknown_tenants(patterns: Iterable[TagPattern], tags: Collection[str]) -> li
             one.line,
             one.column,
             one.path,
-            f"no known tenant has a tag like {one.pattern!r} (pages of requests that bring a `cache_salt` of "
-            "their own may)",
+            f"no known tenant has a tag like {one.pattern!r}",
         )
         for one in patterns
         if one.what == "tenant" and one.pattern

@@ -52,6 +52,14 @@ class Caller:
         both = msgspec.msgpack.encode((self.own_salt, asked))
         return blake3(both).hexdigest(_SALT_BYTES)
 
+    def tenant_salt(self, asked: str | None) -> str | None:
+        """Return the salt whose tag tells rules whose pages they are: the tenant's; without keys the request's own.
+
+        What a request asks for within its tenant does not count, or a client with ever new salts would be ever
+        new tenants to quotas.
+        """
+        return asked if self.own_salt is None else self.salt(None)
+
     def session(self, asked: str | None) -> str | None:
         """Return the name of a request's session, which no other tenant's is."""
         return asked if asked is None or not self.tenant else f"{self.tenant}/{asked}"

@@ -359,6 +359,7 @@ class RouterApp:
                 shows_special=shows_special,
                 shows_stop=bool(body.include_stop_str_in_output),
                 param=param,
+                tenant_salt=caller.tenant_salt(body.cache_salt),
                 session=caller.session(body.session),
                 begins_session=begins_session(body, request_id),
                 priority=caller.priority_of(body.priority),

@@ -206,7 +206,7 @@ class Dispatcher:
             salt=prefix.salt,
             fork_of=chosen.fork_of,
             forks=generation.followers if generation.attempts == 1 else 0,
-            tenant_tag=tenant_tag(link.record.model_root, prefix.salt, self._secret),
+            tenant_tag=tenant_tag(link.record.model_root, order.tenant_salt, self._secret),
             session_tag=session_tag(
                 link.record.model_root, prefix.salt, order.session, self._secret
             ),
@@ -242,11 +242,11 @@ class Dispatcher:
         self, generation: Generation, chosen: Chosen[WorkerLink]
     ) -> AbstractContextManager[None]:
         """Note whose prompt is where; return what notes that a request of a conversation runs, if it is one's."""
-        session, salt, record = generation.order.session, chosen.prefix.salt, chosen.link.record
-        root = record.model_root
+        order, salt = generation.order, chosen.prefix.salt
+        session, root = order.session, chosen.link.record.model_root
         assert root is not None
         tag = session_tag(root, salt, session, self._secret)
-        tenant = tenant_tag(root, salt, self._secret)
+        tenant = tenant_tag(root, order.tenant_salt, self._secret)
         self._chooser.demand.held_by(
             chosen.keys,
             time.monotonic(),
@@ -258,7 +258,7 @@ class Dispatcher:
         if session is None:
             return _NO_CONVERSATION
         self._chooser.conversations.named((salt, session), tag, tenant)
-        return self._running_of(generation, (salt, session), record)
+        return self._running_of(generation, (salt, session), chosen.link.record)
 
     @contextlib.contextmanager
     def _running_of(

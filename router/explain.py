@@ -136,7 +136,7 @@ class Explainer:
             arrived_unix_s=round(time.time() - now_s + first.order.arrived_s, 3),
             path=path,
             model=first.order.model.name,
-            tenant_tag=self._tag(first),
+            tenant_tag=self._tag(first, first.order.tenant_salt),
             session_tag=self._session_tag(first),
             status=status,
             duration_ms=_ms(now_s - first.order.arrived_s),
@@ -213,7 +213,7 @@ class Explainer:
         """
         record, prefix = tried.chosen.link.record, generation.order.prefix
         assert record.model_root is not None
-        root, tag = (record.model_root, record.page_tokens), self._tag(generation)
+        root, tag = (record.model_root, record.page_tokens), self._tag(generation, prefix.salt)
         if prefix.salt is None:
             return self._ledger.pages_of_others(prefix.keys(*root), tag) if self._ledger else 0
         if generation.index != 0 and generation.leader is not None:
@@ -237,8 +237,8 @@ class Explainer:
             default=0,
         )
 
-    def _tag(self, generation: Generation) -> str:
-        root, salt = _root(generation), generation.order.prefix.salt
+    def _tag(self, generation: Generation, salt: str | None) -> str:
+        root = _root(generation)
         return "" if root is None else tenant_tag(root, salt, self._secret)
 
     def _session_tag(self, generation: Generation) -> str:

@@ -45,6 +45,8 @@ class Order(msgspec.Struct, frozen=True):
     shows_stop: bool = False
     param: str = "prompt"
     """The field that the prompt came from."""
+    tenant_salt: str | None = None
+    """Whose pages they are to rules: `pie.router.access.Caller.tenant_salt`."""
     session: str | None = None
     begins_session: bool = False
     """Whether the session is named after this request, so that nobody goes on with it where this fails."""

@@ -127,6 +127,7 @@ class Inferlets:
                         self._beginning(body, model, salt, caller.tenant)
                     ),
                     salt=salt,
+                    tenant_salt=caller.tenant_salt(body.cache_salt),
                 )
                 run = await exchange.in_time(self._runs.begin(order))
                 try:

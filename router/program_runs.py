@@ -51,6 +51,8 @@ class ProgramOrder:
     begins_with: array[int]
     """Tokens that its first working set is expected to begin with; empty where nothing is known."""
     salt: str | None
+    tenant_salt: str | None
+    """Whose pages they are to rules: `pie.router.access.Caller.tenant_salt`."""
 
 
 class ProgramRun:
@@ -214,7 +216,7 @@ class ProgramRuns:
             arguments=dict(order.arguments),
             entry=order.entry,
             salt=order.salt,
-            tenant_tag=tenant_tag(link.record.model_root, order.salt, self._secret),
+            tenant_tag=tenant_tag(link.record.model_root, order.tenant_salt, self._secret),
         )
         events = link.run_program(message, order.program.source)
         try:

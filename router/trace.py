@@ -152,7 +152,7 @@ class TraceRecorder:
             model=order.model.name,
             model_root=bytes(root),
             worker=generation.place or "",
-            tenant_tag=tenant_tag(root, salt, self._secret),
+            tenant_tag=tenant_tag(root, order.tenant_salt, self._secret),
             session=bytes.fromhex(session_tag(root, salt, order.session, self._session_key))
             or None,
             page_tokens=record.page_tokens,

@@ -217,6 +217,10 @@ async def test_a_second_tenants_first_request_is_as_cold_as_the_first_tenants(
     # What another tenant calls its salt is of that tenant.
     assert await cached(two, cache_salt="own") == 0
     assert await cached(two, cache_salt=str(salts[0])) == 0
+    # To rules a request is its tenant's, whatever salt it asks for within that.
+    tags = [event["tenant_tag"] for event in mock.events("generate")]
+    assert tags[0] == tags[2] == tags[3] != ""
+    assert tags[1] == tags[4] == tags[5] != tags[0]
 
 
 async def test_quotas_are_kept_and_say_when_to_come_again(cluster: Cluster, keys: Keys) -> None:

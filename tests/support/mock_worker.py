@@ -240,6 +240,7 @@ class _Mock:
                 seed=message.sampling.seed,
                 max_tokens=message.max_tokens,
                 salt=message.salt,
+                tenant_tag=message.tenant_tag,
                 fork_of=message.fork_of,
                 priority=message.priority,
                 bad_words=message.sampling.bad_words,
