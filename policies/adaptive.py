@@ -124,7 +124,7 @@ class AdaptiveRetention(QueuedRetention):
         self._ghosts.add(key, part, self.stamps[row], self._turns[row])
         self.stamps[row] = -1
 
-    def order(self) -> Sequence[int]:
+    def ranking(self) -> Sequence[int]:
         """Return the queues that hold pages, those that are worth least in front."""
         self._turn_epoch()
         ranked = self._ranked

@@ -56,7 +56,7 @@ class LfuRetention(QueuedRetention):
         self._uses[row] = min(self._uses[row] + 1.0, _MOST_USES)
         return self._level(row)
 
-    def order(self) -> Sequence[int]:
+    def ranking(self) -> Sequence[int]:
         """Return the levels from the lowest, once pages long unused have been moved down."""
         self._age()
         return [level for level in range(_LEVELS) if not self.is_empty(level)]

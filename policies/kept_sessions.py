@@ -100,7 +100,7 @@ class KeptSessions:
             self._drop(owner)
         for row in list(islice(self._let_go, _MOST_LET_GO)):
             del self._let_go[row]
-            self._queues.set_band(row, Band.ORDER)
+            self._queues.set_band(row, Band.MIDDLE)
 
     def check(self) -> None:
         """Assert that the tables agree; slow, for tests."""

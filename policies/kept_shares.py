@@ -65,4 +65,4 @@ class KeptShares:
         if not rows:
             del self._by_use[tenant]
         self._bytes -= self._rows.sizes[row]
-        self._queues.set_band(row, Band.ORDER)
+        self._queues.set_band(row, Band.MIDDLE)

@@ -42,7 +42,7 @@ _RANKS = (0.0, -_AT_ENDS, _AT_ENDS)
 class Band(enum.IntEnum):
     """Where rules want a page: in the policy's order, or before or after all of it."""
 
-    ORDER = 0
+    MIDDLE = 0
     FIRST = 1
     LAST = 2
 
@@ -68,7 +68,7 @@ class QueuedRetention:
         self.counts = array("q", [0]) * queues
         """Pages that belong to each queue, leaves or not."""
         self.rank_of = array("d", [0.0]) * queues
-        """Smaller for a queue that comes before another in `order`."""
+        """Smaller for a queue that comes before another in `ranking`."""
         self._state = array("B")
         self._before = array("i")
         self._after = array("i")
@@ -98,7 +98,7 @@ class QueuedRetention:
     def grow(self, rows: int) -> None:
         """Make one's own columns `rows` long."""
 
-    def order(self) -> Sequence[int]:
+    def ranking(self) -> Sequence[int]:
         """Return the queues, the one that gives first in front."""
         return (0,)
 
@@ -148,7 +148,7 @@ class QueuedRetention:
         self.tick += 1
         self._make_room()
         self.stamps[row] = self.tick
-        self._bands[row] = Band.ORDER
+        self._bands[row] = Band.MIDDLE
         queue = self.place(row)
         self.queue_of[row] = queue
         self.counts[queue] += 1
@@ -226,7 +226,7 @@ class QueuedRetention:
 
     def row_victims(self, before: Sequence[Row] = ()) -> Iterator[Row]:
         """Propose rows as `victims` proposes pages, as if those of `before` had left already."""
-        queues = self.order()
+        queues = self.ranking()
         version = self._version
         stamps = self.stamps
         gone: dict[Row, int] = {}

@@ -136,7 +136,7 @@ class RuleBook:
         self._quotas.used(row)
         number = self._rule_of[row]
         if self._queues.band_of(row) is Band.FIRST:
-            self._queues.set_band(row, Band.ORDER)
+            self._queues.set_band(row, Band.MIDDLE)
             self._set_timer(row, now_s)
         if number in self._shares:
             self._shares[number].used(row, self._owners[row][0])
@@ -316,4 +316,4 @@ class RuleBook:
             self._shares[number].left(row, self._owners[row][0])
         elif number in self._sessions:
             self._sessions[number].left(row, self._owners[row])
-        self._queues.set_band(row, Band.ORDER)
+        self._queues.set_band(row, Band.MIDDLE)
