@@ -57,7 +57,7 @@ def run() -> dict[str, object]:
     if not trace:
         figures["conversation_skipped"] = "PIE_TRACE names no file"
     else:
-        figures.update(_conversation(read_trace(Path(trace)).requests))
+        figures.update(_conversation(list(read_trace(Path(trace)))))
     return {**figures, "must_reach": MUST_REACH, "must_stay_below": MUST_STAY_BELOW}
 
 
