@@ -155,7 +155,14 @@ def watch_file(desk: Desk, file: Path, say: Say) -> Iterator[None]:
         for one in problems:
             say(one)
 
-    watch = PolicyWatch(file, take=take, refuse=refuse, say=say, away=NotRunningError)
+    watch = PolicyWatch(
+        file,
+        take=take,
+        refuse=refuse,
+        restored=lambda: say(f"{file} can be read again, and says what it said"),
+        say=say,
+        away=NotRunningError,
+    )
     while True:
         watch.look()
         yield

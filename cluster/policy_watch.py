@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import logging
 import stat
 import threading
@@ -43,8 +44,9 @@ class PolicyWatch:
         file: The file, by the path that it is looked for at each time.
         take: Called with its text where it is acceptable; returns what to warn of where it knows more than
             the text alone tells. May raise `ConfigError` where it is not.
-        refuse: Called with all that is wrong with it.
-        say: Told of warnings, that the file cannot be read, or that nobody takes it now; each once.
+        refuse: Called with all that is wrong with it, or that it cannot be read.
+        restored: Called where it could not be read and now says again what was taken last.
+        say: Told of warnings, or once that nobody takes it now.
         away: Raised by `take` and `refuse` where the text is to be offered again at the next look.
     """
 
@@ -54,15 +56,21 @@ class PolicyWatch:
         *,
         take: Callable[[str], Sequence[str] | None],
         refuse: Callable[[Sequence[str]], None],
+        restored: Callable[[], None],
         say: Say,
         away: type[Exception],
     ) -> None:
         self._file = file
         self._take = take
         self._refuse = refuse
+        self._restored = restored
         self._say = say
         self._away = away
         self._seen: bytes | None = None
+        self._is_taken = False
+        """Whether what was seen last was acceptable."""
+        self._unread = ""
+        """Why the file cannot be read, once that was told."""
         self._late: bytes | None = None
         """What was refused because code that it names had not come back: it is offered again."""
         self._said = ""
@@ -71,19 +79,31 @@ class PolicyWatch:
         """Look at the file once; one that is being written is left for the next look."""
         try:
             content = self._read()
-            if content == self._seen:
-                return
-            if content == self._late:
-                self._offer(content)
-                return
-            # One that is written in place is empty for a moment, or half of what it will be.
-            time.sleep(_SETTLES_S)
-            if content != self._read():
-                return
+            is_new = content not in (self._seen, self._late)
+            if is_new:
+                # One that is written in place is empty for a moment, or half of what it will be.
+                time.sleep(_SETTLES_S)
+                if content != self._read():
+                    return
         except OSError as error:
-            self._say_once(f"{self._file} cannot be read: {error.strerror or error}")
+            self._settle_unread(f"{self._file}: cannot be read: {error.strerror or error}")
             return
-        self._offer(content)
+        if is_new or content == self._late or (self._unread and not self._is_taken):
+            self._offer(content)
+        elif self._unread and self._told(self._restored):
+            self._unread = ""
+
+    def _settle_unread(self, why: str) -> None:
+        """Tell that the file cannot be read, unless it was only being replaced."""
+        if why == self._unread:
+            return
+        time.sleep(_SETTLES_S)
+        with contextlib.suppress(OSError):
+            self._read()
+            return
+        if self._told(functools.partial(self._refuse, [why])):
+            # Late code is told anew, in place of this, once the file is back.
+            self._unread, self._late = why, None
 
     def _read(self) -> bytes:
         if stat.S_ISFIFO(self._file.stat().st_mode):
@@ -95,15 +115,24 @@ class PolicyWatch:
 
     def _offer(self, content: bytes) -> None:
         try:
-            self._hand_on(content)
+            is_told = self._told(functools.partial(self._hand_on, content))
+        except PolicyLateError:
+            self._late, self._unread = content, ""
+        else:
+            if is_told:
+                self._seen, self._late, self._unread, self._said = content, None, "", ""
+
+    def _told(self, tell: Callable[[], None]) -> bool:
+        """Return whether somebody could be told; what is not is told at the next look."""
+        try:
+            tell()
         except self._away as error:
             self._say_once(str(error))
-        except PolicyLateError:
-            self._late = content
-        else:
-            self._seen, self._late, self._said = content, None, ""
+            return False
+        return True
 
     def _hand_on(self, content: bytes) -> None:
+        is_taken = False
         try:
             policies = load_policies(
                 content, name=str(self._file), folder=self._file.absolute().parent
@@ -114,6 +143,7 @@ class PolicyWatch:
                 warnings = [one.told(str(self._file)) for one in policies.warnings]
             for warning in warnings:
                 self._say(f"warning: {warning}")
+            is_taken = True
         except PolicyLateError as error:
             if content != self._late:
                 self._refuse(error.told())
@@ -122,6 +152,7 @@ class PolicyWatch:
             self._refuse(error.told())
         except ConfigError as error:
             self._refuse(error.problems)
+        self._is_taken = is_taken
 
     def _say_once(self, text: str) -> None:
         if text != self._said:
@@ -150,7 +181,12 @@ class ServedPolicies:
         self._report = report
         self._over = threading.Event()
         self._watch = PolicyWatch(
-            file, take=self._take, refuse=self._refuse, say=self._warn, away=PageIndexError
+            file,
+            take=self._take,
+            refuse=self._refuse,
+            restored=self._restored,
+            say=report,
+            away=PageIndexError,
         )
         self._thread = threading.Thread(target=self._run, name="policies", daemon=True)
 
@@ -186,12 +222,14 @@ class ServedPolicies:
     def _refuse(self, problems: Sequence[str]) -> None:
         with self._store() as store:
             store.refuse(self._file.name, problems)
-        self._warn("\n".join([f"an edit of {self._file} changes nothing:", *problems]))
+        self._report(f"an edit of {self._file} changes nothing:")
+        for problem in problems:
+            self._report(problem)
 
-    def _warn(self, text: str) -> None:
-        log.warning("%s", text)
-        for line in text.splitlines():
-            self._report(line)
+    def _restored(self) -> None:
+        with self._store() as store:
+            store.accept()
+        self._report(f"{self._file} can be read again, and says what it said")
 
     @contextlib.contextmanager
     def _store(self) -> Iterator[PolicyStore]:

@@ -62,7 +62,12 @@ def test_a_watched_file_is_refused_once_and_nothing_is_taken(
         raise AssertionError(f"it was taken: {text}")
 
     watch = PolicyWatch(
-        file, take=take, refuse=refused.append, say=said.append, away=NotRunningError
+        file,
+        take=take,
+        refuse=refused.append,
+        restored=lambda: said.append("restored"),
+        say=said.append,
+        away=NotRunningError,
     )
     for _ in range(3):
         watch.look()

@@ -34,7 +34,8 @@ class Taker:
         self.watch = PolicyWatch(
             file,
             take=self.take,
-            refuse=self.refused.append,
+            refuse=self.refuse,
+            restored=lambda: self.said.append("restored"),
             say=self.said.append,
             away=NotRunningError,
         )
@@ -43,6 +44,11 @@ class Taker:
         if self.is_away:
             raise NotRunningError("nobody is there")
         self.taken.append(text)
+
+    def refuse(self, problems: Sequence[str]) -> None:
+        if self.is_away:
+            raise NotRunningError("nobody is there")
+        self.refused.append(problems)
 
     def look(self) -> None:
         for _ in range(2):
@@ -92,17 +98,40 @@ def test_what_is_no_policy_file_is_never_an_error_of_the_watch(tmp_path: Path, t
     assert len(taker.taken) + len(taker.refused) == 1
 
 
-def test_a_file_that_is_gone_is_said_once_and_nothing_is_taken(tmp_path: Path) -> None:
+def test_a_file_that_is_gone_is_refused_once_and_restored_when_the_same_is_back(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "policies.yaml"
+    gone = [f"{file}: cannot be read: No such file or directory"]
     taker = Taker(file)
     taker.look()
-    assert taker.said == [f"{file} cannot be read: No such file or directory"]
+    assert taker.refused == [gone]
     file.write_text(LRU)
     taker.look()
     file.unlink()
+    taker.is_away = True
     taker.look()
-    assert len(taker.said) == 2
-    assert taker.taken == [LRU]
+    assert taker.refused == [gone]
+    taker.is_away = False
+    taker.look()
+    assert taker.refused == [gone, gone]
+    file.write_text(LRU)
+    taker.look()
+    assert taker.said == ["nobody is there", "restored"]
+    assert taker.taken == [LRU], "what was put in force by hand meanwhile stays"
+
+
+def test_a_bad_file_that_was_gone_is_refused_again_when_it_is_back(tmp_path: Path) -> None:
+    file = tmp_path / "policies.yaml"
+    file.write_text(BAD)
+    taker = Taker(file)
+    taker.look()
+    file.unlink()
+    taker.look()
+    file.write_text(BAD)
+    taker.look()
+    assert [len(one) for one in taker.refused] == [2, 1, 2]
+    assert not taker.said
 
 
 def test_a_pipe_in_the_files_place_is_not_waited_for(tmp_path: Path) -> None:
@@ -110,7 +139,7 @@ def test_a_pipe_in_the_files_place_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(file)
     taker = Taker(file)
     taker.look()
-    assert taker.said == [f"{file} cannot be read: it is a pipe"]
+    assert taker.refused == [[f"{file}: cannot be read: it is a pipe"]]
     file.unlink()
     file.write_text(LRU)
     taker.look()
@@ -188,6 +217,12 @@ def test_what_pie_serve_watches_is_in_force_and_a_bad_edit_is_kept_for_status(
         file.write_text(LFU)
         until(lambda: store.refused() is None)
         assert store.current() == 1, "it is what is in force"
+        file.unlink()
+        until(lambda: store.refused() is not None)
+        assert "cannot be read: No such file or directory" in str(store.refused())
+        file.write_text(LFU)
+        until(lambda: store.refused() is None)
+        assert store.current() == 1
         file.write_text(BAD)
         until(lambda: store.refused() is not None)
         store.apply(ARC, "by hand")
