@@ -13,7 +13,7 @@ from typing import TypeVar
 import httpx
 import msgspec
 
-from pie.cluster.errors import NotRunningError
+from pie.cluster.errors import NotRunningError, UnansweredError
 from pie.router.api.listing import ApiErrorBody
 
 _HOW = (
@@ -21,6 +21,15 @@ _HOW = (
     "of `pie key create NAME{}` (docs/tenants.md)"
 )
 
+_UNASKED = (
+    httpx.ConnectError,
+    httpx.ConnectTimeout,
+    httpx.InvalidURL,
+    httpx.PoolTimeout,
+    httpx.ProxyError,
+    httpx.UnsupportedProtocol,
+)
+"""What fails before a request is on its way."""
 _CHECKED_S = 10.0
 T = TypeVar("T")
 Trust = ssl.SSLContext | bool
@@ -88,6 +97,7 @@ def ask_router(
 
     Raises:
         NotRunningError: No router answers there, or it does not let this key ask.
+        UnansweredError: It was asked, and has not answered.
     """
     headers = {"authorization": f"Bearer {token}"} if token else {}
     if body is not None:
@@ -96,11 +106,12 @@ def ask_router(
         answer = httpx.request(
             method, url + path, content=body, headers=headers, timeout=timeout_s, verify=trust
         )
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        why = str(error) or type(error).__name__
+    except _UNASKED as error:
         raise NotRunningError(
-            f"no router answers at {url} ({why}): start one with `pie serve`, or name it with --at"
+            f"no router answers at {url} ({_why(error)}): start one with `pie serve`, or name it with --at"
         ) from error
+    except httpx.HTTPError as error:
+        raise UnansweredError(f"{url} was asked and has not answered ({_why(error)})") from error
     how = _HOW.format(" --admin" if of_admins else "")
     if answer.status_code == httpx.codes.UNAUTHORIZED:
         why = "does not know the key that it was sent" if token else "asks for a key"
@@ -125,6 +136,10 @@ def check_key(url: str, token: str, trust: Trust = True) -> None:
         timeout_s=_CHECKED_S,
         of_admins=False,
     )
+
+
+def _why(error: Exception) -> str:
+    return str(error) or type(error).__name__
 
 
 def _is_no_admins(answer: httpx.Response) -> bool:

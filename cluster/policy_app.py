@@ -1,7 +1,7 @@
 """`pie policy`: its commands and their arguments.
 
-Covers what a person types, and exit codes: 1 where a place has not taken a version, 2 with all that is
-wrong. Does not cover what is said of a file (`pie.cluster.policy_command`) or asking a router
+Covers what a person types, and exit codes: 1 where a place has not taken a version, or that is not known, 2 with all
+that is wrong and nothing changed. Does not cover what is said of a file (`pie.cluster.policy_command`) or asking a router
 (`pie.cluster.policy_edit`).
 """
 
@@ -129,7 +129,8 @@ def apply(
 ) -> None:
     """Put a policy file in force everywhere at once; one that is bad changes nothing.
 
-    It asks the router that the configuration names, or --at. Ends with 1 where a place has not taken it.
+    It asks the router that the configuration names, or --at. Ends with 1 where a place has not taken it,
+    another version has overtaken it or that is not known.
     """
     from pie.cluster import policy_edit  # noqa: PLC0415
 
@@ -156,7 +157,8 @@ def rollback(
 ) -> None:
     """Put an earlier version of the policies in force anew.
 
-    It asks the router that the configuration names, or --at. Ends with 1 where a place has not taken it.
+    It asks the router that the configuration names, or --at. Ends with 1 where a place has not taken it,
+    another version has overtaken it or that is not known.
     """
     from pie.cluster import policy_edit  # noqa: PLC0415
 

@@ -18,19 +18,33 @@ import httpx
 import msgspec
 
 from pie.cluster.asking import Trust, ask_router
-from pie.cluster.errors import ConfigError, NotRunningError
+from pie.cluster.errors import ConfigError, NotRunningError, UnansweredError, UncertainError
 from pie.cluster.policy_command import BUILT_IN, checked, lines_of
 from pie.cluster.policy_watch import WATCH_S, PolicyWatch
 from pie.cluster.sentences import printable, warn
+from pie.index.policy_store import NOT_KNOWN
 from pie.policies.errors import PolicyFileError
 from pie.policies.loader import load_policies
 from pie.policies.policy_set import PolicySet
-from pie.router.api.policies import Applied, ApplyBody, PolicyEvents, PolicyReport, PolicyText
+from pie.router.api.policies import (
+    Applied,
+    ApplyBody,
+    PolicyEvents,
+    PolicyPlaceLine,
+    PolicyReport,
+    PolicyText,
+)
 
 _TIMEOUT_S = 15.0
 _EVERYWHERE_S = 5.0
 """How long `apply` waits until all places run the new version."""
 _LOOK_S = 0.1
+_BROKEN_OFF = (
+    httpx.codes.INTERNAL_SERVER_ERROR,
+    httpx.codes.BAD_GATEWAY,
+    httpx.codes.GATEWAY_TIMEOUT,
+)
+"""After which what was asked for may be done all the same."""
 _PLACED = re.compile(r"[0-9]+:[0-9]+: ")
 """How a problem begins that has a line and a column."""
 
@@ -47,13 +61,14 @@ class Desk:
     folder: Path | None = None
     """Where modules may lie here that policies in force name: beside the file of this configuration."""
 
-    def report(self) -> PolicyReport:
+    def report(self, timeout_s: float = _TIMEOUT_S) -> PolicyReport:
         """Return versions and places.
 
         Raises:
             NotRunningError: No router answers there.
         """
-        return msgspec.json.decode(self._ask("GET", None), type=PolicyReport)
+        answer = self._ask("GET", None, timeout_s=timeout_s)
+        return msgspec.json.decode(answer, type=PolicyReport)
 
     def text(self, version: int) -> str | None:
         """Return the text of a version; None where that is what each place's configuration names, or the built-ins for 0.
@@ -83,7 +98,8 @@ class Desk:
 
         Raises:
             ConfigError: The router does not take it; every problem at once.
-            NotRunningError: No router answers there.
+            NotRunningError: No router answers there, and nothing has changed.
+            UncertainError: It has not said whether it has put it in force.
         """
         name = name or note
         body = msgspec.json.encode(ApplyBody(text, note, check))
@@ -93,9 +109,16 @@ class Desk:
             # It was acceptable here: what is missing is missing there.
             told = [f"{_placed(name, one)} (at the router, {self.url})" for one in error.problems]
             raise ConfigError(told) from error
+        except UnansweredError as error:
+            if check:
+                raise
+            said = str(error)
+            raise UncertainError(said if NOT_KNOWN in said else f"{said}; {NOT_KNOWN}") from error
         return Applied(applied.version, [_placed(name, one) for one in applied.warnings])
 
-    def _ask(self, method: str, body: bytes | None, below: str = "") -> bytes:
+    def _ask(
+        self, method: str, body: bytes | None, below: str = "", *, timeout_s: float = _TIMEOUT_S
+    ) -> bytes:
         path = f"/admin/policies{below}"
         answer = ask_router(
             method,
@@ -104,13 +127,15 @@ class Desk:
             token=self.token,
             trust=self.trust,
             body=body,
-            timeout_s=_TIMEOUT_S,
+            timeout_s=timeout_s,
         )
         if answer.is_good:
             return answer.content
         if answer.status == httpx.codes.BAD_REQUEST:
             raise ConfigError(answer.said.splitlines())
-        raise NotRunningError(f"{self.url}: {answer.said}")
+        told = f"{self.url}: {answer.said}"
+        # A proxy says so of a router that may go on, and a router of Redis, which may have done it.
+        raise UnansweredError(told) if answer.status in _BROKEN_OFF else NotRunningError(told)
 
 
 def _placed(name: str, problem: str) -> str:
@@ -118,11 +143,12 @@ def _placed(name: str, problem: str) -> str:
 
 
 def apply_file(desk: Desk, file: Path, say: Say) -> bool:
-    """Put a file in force everywhere, warn, and say which places run it; False where one does not.
+    """Put a file in force everywhere, warn, and say which places run it; False where one is not known to.
 
     Raises:
         ConfigError: It is not acceptable, here or at the router; nothing has changed.
-        NotRunningError: No router answers.
+        NotRunningError: No router answers; nothing has changed.
+        UncertainError: The router has not said whether it has put it in force.
     """
     return _applied(desk, checked(file).text, file.name, str(file), say)
 
@@ -174,7 +200,8 @@ def roll_back(desk: Desk, to: int | None, say: Say) -> bool:
 
     Raises:
         ConfigError: There is no such version.
-        NotRunningError: No router answers.
+        NotRunningError: No router answers; nothing has changed.
+        UncertainError: The router has not said whether it has put it in force.
     """
     report = desk.report()
     if to is None:
@@ -323,15 +350,27 @@ def _applied(desk: Desk, text: str | None, note: str, name: str, say: Say) -> bo
 
 
 def _followed(desk: Desk, version: int, say: Say) -> bool:
-    """Say which places run a version, once they do or have been waited for."""
+    """Say which places run a version, once they do or have been waited for; False where one is not known to."""
     say(f"version {version} is in force")
     until_s = time.monotonic() + _EVERYWHERE_S
     while True:
-        places = desk.report().places
-        late = [one for one in places if version not in (one.version, one.refused)]
-        if not late or time.monotonic() > until_s:
-            break
+        is_over = time.monotonic() > until_s
+        try:
+            report = desk.report(_EVERYWHERE_S)
+        except NotRunningError as error:
+            if is_over:
+                say(f"  which places run it is not known: {error}; `pie policy history` says")
+                return False
+        else:
+            if report.version > version:
+                say(f"  {_overtaken(report)}")
+                return False
+            if is_over or all(version in (one.version, one.refused) for one in report.places):
+                return _is_everywhere(report.places, version, say)
         time.sleep(_LOOK_S)
+
+
+def _is_everywhere(places: Sequence[PolicyPlaceLine], version: int, say: Say) -> bool:
     for one in places:
         if one.version == version:
             say(f"  {one.place} runs it")
@@ -340,6 +379,12 @@ def _followed(desk: Desk, version: int, say: Say) -> bool:
         else:
             say(f"  {one.place} has not said yet that it runs it; it runs version {one.version}")
     return all(one.version == version for one in places)
+
+
+def _overtaken(report: PolicyReport) -> str:
+    notes = [printable(one.note) for one in report.versions if one.version == report.version]
+    note = f" ({notes[0]})" if notes and notes[0] else ""
+    return f"version {report.version}{note} was applied meanwhile, and is in force in its place"
 
 
 def _text_in_force(desk: Desk, version: int) -> str | None:

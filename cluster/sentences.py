@@ -1,6 +1,6 @@
 """How the `pie` command tells what a person can mend.
 
-Covers errors of a cluster in one sentence each, with exit code 2, and text that others wrote. Does not cover the sentences
+Covers errors of a cluster in one sentence each, with exit code 2, or 1 where something may have changed, and text that others wrote. Does not cover the sentences
 (`pie.cluster.errors`).
 """
 
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import typer
 
-from pie.cluster.errors import ClusterError, ConfigError
+from pie.cluster.errors import ClusterError, ConfigError, UncertainError
 
 
 def printable(text: str) -> str:
@@ -30,7 +30,7 @@ def warn(text: str) -> None:
 
 @contextmanager
 def sentences() -> Iterator[None]:
-    """Say what a person can mend in one sentence each, and end with 2."""
+    """Say what a person can mend in one sentence each, and end with 2; with 1 where it is not known whether all is as it was."""
     try:
         yield
     except ConfigError as error:
@@ -39,7 +39,7 @@ def sentences() -> Iterator[None]:
         raise typer.Exit(2) from error
     except ClusterError as error:
         print(f"pie: {error}", file=sys.stderr)
-        raise typer.Exit(2) from error
+        raise typer.Exit(1 if isinstance(error, UncertainError) else 2) from error
     except BrokenPipeError:
         # Whoever read along, such as `head`, has enough.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -13,7 +13,7 @@ import httpx
 import msgspec
 
 from pie.cluster.asking import Answer, ask_router
-from pie.cluster.errors import ConfigError, NotRunningError
+from pie.cluster.errors import ConfigError, NotRunningError, UnansweredError, UncertainError
 from pie.cluster.policy_edit import Desk
 from pie.cluster.status import fetch_status
 from pie.policies.registry import did_you_mean
@@ -31,6 +31,7 @@ def drain_worker(desk: Desk, name: str, timeout_s: float, say: Callable[[str], N
     Raises:
         ConfigError: There is no such worker.
         NotRunningError: No router answers, or the worker does not, or it takes requests again meanwhile.
+        UncertainError: The router has not said what became of it.
     """
     status = fetch_status(desk.url, desk.token, desk.trust)
     worker = _found(status, name)
@@ -64,6 +65,7 @@ def take_again(desk: Desk, name: str, say: Callable[[str], None]) -> int:
     Raises:
         ConfigError: There is no such worker.
         NotRunningError: No router answers, or the worker does not, or it is stopping.
+        UncertainError: The router has not said what became of it.
     """
     _found(fetch_status(desk.url, desk.token, desk.trust), name)
     _asked(desk, "DELETE", name, None, _ANSWER_S)
@@ -103,15 +105,20 @@ def _but_for_disk(worker: WorkerLine) -> str:
 
 
 def _asked(desk: Desk, method: str, name: str, body: DrainBody | None, limit_s: float) -> Answer:
-    answer = ask_router(
-        method,
-        desk.url,
-        f"/admin/workers/{quote(name, safe='')}/drain",
-        token=desk.token,
-        trust=desk.trust,
-        body=None if body is None else msgspec.json.encode(body),
-        timeout_s=limit_s,
-    )
+    try:
+        answer = ask_router(
+            method,
+            desk.url,
+            f"/admin/workers/{quote(name, safe='')}/drain",
+            token=desk.token,
+            trust=desk.trust,
+            body=None if body is None else msgspec.json.encode(body),
+            timeout_s=limit_s,
+        )
+    except UnansweredError as error:
+        raise UncertainError(
+            f"{error}; whether {name} takes requests is not known: `pie status` says"
+        ) from error
     if answer.status == httpx.codes.NOT_FOUND:
         raise ConfigError([answer.said])
     if not answer.is_good:

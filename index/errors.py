@@ -3,6 +3,7 @@
     PageIndexError
     ├── IndexUnavailableError   Redis cannot be reached, or did not answer in time
     │   ├── IndexNotAskedError  Redis was away a moment ago, and was not asked
+    │   ├── IndexUncertainError Redis went away while something was done, which may be done or not
     │   ├── IndexDeniedError    Redis does not take the user or password
     │   └── IndexRefusedError   Redis answered that it will not do what was asked
     │       └── IndexStrangeError  a key holds something of another type than ours
@@ -25,6 +26,10 @@ class IndexUnavailableError(PageIndexError):
 
 class IndexNotAskedError(IndexUnavailableError):
     """Redis was away a moment ago, and was not asked: what was to be done is certainly not done."""
+
+
+class IndexUncertainError(IndexUnavailableError):
+    """Redis went away while it was asked: whether what was to be done is done nobody knows."""
 
 
 class IndexDeniedError(IndexUnavailableError):

@@ -22,7 +22,7 @@ import msgspec
 import redis
 
 from pie.index.client import make_client, translated
-from pie.index.errors import IndexStrangeError, IndexUnavailableError
+from pie.index.errors import IndexStrangeError, IndexUnavailableError, IndexUncertainError
 from pie.index.settings import IndexSettings
 
 _MOST_VERSIONS = 100
@@ -35,6 +35,7 @@ FORGOTTEN_S = 3600
 LATEST_UNIX_S = 253_402_300_799
 """The end of the year 9999: no later time can be told."""
 _MOST_DIGITS = 15
+NOT_KNOWN = "whether the version is in force is not known: `pie policy history` says"
 
 _MEND = """
 -- What is of another type was written by somebody else, and what was there is lost.
@@ -204,9 +205,7 @@ class PolicyStore:
         except IndexUnavailableError as error:
             if isinstance(error.__cause__, redis.ResponseError):
                 raise  # Redis has answered that it is not.
-            raise IndexUnavailableError(
-                f"{error}; whether the version is in force is not known: `pie policy history` says"
-            ) from error
+            raise IndexUncertainError(f"{error}; {NOT_KNOWN}") from error
         return int(cast(int, number))
 
     def refuse(self, file: str, problems: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ import msgspec
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from pie.index.errors import IndexStrangeError, PageIndexError
+from pie.index.errors import IndexStrangeError, IndexUncertainError, PageIndexError
 from pie.index.orders import Orders
 from pie.index.policy_store import PolicyStore
 from pie.index.settings import IndexSettings
@@ -155,7 +155,10 @@ class PolicyDesk:
         except IndexStrangeError as error:
             raise ApiError(503, str(error), code="index_down") from error
         except PageIndexError as error:
-            raise ApiError(503, f"The index does not answer: {error}", code="index_down") from error
+            # 503 says that nothing has changed.
+            status = 504 if isinstance(error, IndexUncertainError) else 503
+            text = f"The index does not answer: {error}"
+            raise ApiError(status, text, code="index_down") from error
 
     def _report(self, store: PolicyStore) -> PolicyReport:
         edit = store.refused()

@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
+import threading
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
+from pie.cluster.asking import Answer, ask_router
 from pie.cluster.cli import app
-from pie.cluster.errors import ConfigError
+from pie.cluster.errors import ConfigError, UnansweredError
 from pie.cluster.policy_command import checked, lines_of, read, summary
 from pie.cluster.policy_edit import Desk, events, watch_file
 from pie.policies.errors import PolicyFileError
@@ -24,6 +28,7 @@ from pie.router.api.policies import (
     Applied,
     PolicyEventLine,
     PolicyEvents,
+    PolicyPlaceLine,
     PolicyReport,
     PolicyText,
     PolicyVersionLine,
@@ -179,14 +184,22 @@ class Router:
         self.text = text
         self.refuses: list[str] = []
         self.warns: list[str] = []
+        self.answers_again = True
+        """Whether it still answers once it has put a text in force."""
+        self.reported = 0
         monkeypatch.setattr(Desk, "_ask", self.ask)
 
-    def ask(self, method: str, body: bytes | None, below: str = "") -> bytes:
+    def ask(
+        self, method: str, body: bytes | None, below: str = "", *, timeout_s: float = 0.0
+    ) -> bytes:
         if method == "POST":
             if self.refuses:
                 raise ConfigError(self.refuses)
             return msgspec.json.encode(Applied(3, self.warns))
         if not below:
+            self.reported += 1
+            if not self.answers_again:
+                raise UnansweredError("it was asked and has not answered")
             return msgspec.json.encode(self.report)
         is_own = below == "/versions/0"
         return msgspec.json.encode(PolicyText(3, self.own if is_own else self.text))
@@ -250,6 +263,77 @@ def test_what_a_router_says_of_a_file_is_told_with_the_files_name(
     ]
 
 
+COMMANDS = ("apply", "rollback")
+
+
+def accept_and_close(server: socket.socket) -> None:
+    server.accept()[0].close()
+
+
+def put_in_force(command: str, folder: Path) -> Result:
+    (folder / "p.yaml").write_text(TO_SHOW)
+    return asked(command, *([str(folder / "p.yaml")] if command == "apply" else ["0"]))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_who_is_overtaken_by_another_version_is_told_so_at_once(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    router = Router(monkeypatch)
+    router.report = PolicyReport(
+        4,
+        [PolicyVersionLine(3, 0.0, "mine.yaml", 9), PolicyVersionLine(4, 0.0, "theirs.yaml", 9)],
+        [PolicyPlaceLine("worker-0", 4, 0, ""), PolicyPlaceLine("worker-1", 2, 0, "")],
+    )
+    done = put_in_force(command, tmp_path)
+    assert done.exit_code == 1
+    assert done.stdout.splitlines() == [
+        "version 3 is in force",
+        "  version 4 (theirs.yaml) was applied meanwhile, and is in force in its place",
+    ]
+    assert router.reported == 1 + (command == "rollback")
+
+
+def test_where_nobody_says_which_places_run_a_version_that_is_in_force_the_exit_code_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pie.cluster.policy_edit._EVERYWHERE_S", 0.0)
+    Router(monkeypatch).answers_again = False
+    done = put_in_force("apply", tmp_path)
+    assert (done.exit_code, done.stderr) == (1, "")
+    assert done.stdout.splitlines() == [
+        "version 3 is in force",
+        "  which places run it is not known: it was asked and has not answered; `pie policy history` says",
+    ]
+
+
+@pytest.mark.parametrize("breaks_off", [True, False])
+@pytest.mark.parametrize(("command", "code"), [("apply", 1), ("check", 2)])
+def test_a_router_that_was_asked_and_does_not_answer_may_have_done_it(
+    command: str,
+    code: int,
+    breaks_off: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "p.yaml").write_text(TO_SHOW)
+    limit_s = 10.0 if breaks_off else 0.1
+
+    def ask(method: str, url: str, path: str, **said: Any) -> Answer:
+        return ask_router(method, url, path, **{**said, "timeout_s": limit_s})
+
+    monkeypatch.setattr("pie.cluster.policy_edit.ask_router", ask)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        if breaks_off:
+            threading.Thread(target=accept_and_close, args=(server,), daemon=True).start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        done = CliRunner().invoke(app, ["policy", command, str(tmp_path / "p.yaml"), "--at", url])
+    assert (done.exit_code, done.stdout) == (code, "")
+    (said,) = done.stderr.splitlines()
+    assert said.startswith(f"pie: {url} was asked and has not answered (")
+    assert said.endswith("is not known: `pie policy history` says") is (command == "apply")
+
+
 def test_a_watched_file_is_warned_of_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "p.yaml"
     file.write_text("worker:\n  rules: [{match: {tenant: acme}, action: pin}]\n")
@@ -310,7 +394,7 @@ def test_what_is_applied_is_what_was_checked_also_where_it_can_be_read_once(
         return Applied(0 if check else 3)
 
     monkeypatch.setattr(Desk, "apply", apply)
-    monkeypatch.setattr(Desk, "report", lambda _: PolicyReport(0, [], [], None))
+    monkeypatch.setattr(Desk, "report", lambda *_: PolicyReport(0, [], [], None))
     monkeypatch.setattr(Desk, "text", lambda _, version: None)
     text = "worker: {retention: lfu}\n"
     for command, at in (("apply", True), ("check", True), ("diff", True), ("check", False)):
