@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container
+from typing import cast
 
 from pie.page.events import PlaceId
 from pie.policies.errors import BadChoiceError
 from pie.policies.routing import Choice, Cost
+from pie.policies.telling import name_of
 
 _MOST_SHOWN = 100
 """Characters of a name that a refusal repeats: a policy may return megabytes."""
@@ -32,11 +34,11 @@ def checked(choice: object, candidates: Container[PlaceId], most_costs: int) -> 
     """
     # Of exactly this type: what inherits from it may have code in its fields.
     if type(choice) is not Choice:
-        raise BadChoiceError(f"it returned {_short(type(choice).__name__)} in place of a Choice")
+        raise BadChoiceError(f"it returned {name_of(type(choice))} in place of a Choice")
     place = _candidate(choice.place, candidates, "chose")
     costs: object = choice.costs
     if type(costs) is not tuple and type(costs) is not list:
-        raise BadChoiceError(f"its costs are {_short(type(costs).__name__)} in place of a tuple")
+        raise BadChoiceError(f"its costs are {name_of(type(costs))} in place of a tuple")
     if len(costs) > most_costs:
         raise BadChoiceError(f"it told {len(costs)} costs of {most_costs} candidates")
     return Choice(place, tuple(_cost(one, candidates) for one in costs))
@@ -44,7 +46,7 @@ def checked(choice: object, candidates: Container[PlaceId], most_costs: int) -> 
 
 def _cost(cost: object, candidates: Container[PlaceId]) -> Cost:
     if type(cost) is not Cost:
-        raise BadChoiceError(f"one of its costs is {_short(type(cost).__name__)}")
+        raise BadChoiceError(f"one of its costs is {name_of(type(cost))}")
     return Cost(
         _candidate(cost.place, candidates, "told a cost of"),
         _finite(cost.total_ms),
@@ -56,8 +58,8 @@ def _cost(cost: object, candidates: Container[PlaceId]) -> Cost:
 
 
 def _candidate(place: object, candidates: Container[PlaceId], did: str) -> PlaceId:
-    if not isinstance(place, str):
-        raise BadChoiceError(f"it {did} a place that is {_short(type(place).__name__)}, not str")
+    if not issubclass(type(place), str):
+        raise BadChoiceError(f"it {did} a place that is {name_of(type(place))}, not str")
     name = PlaceId(str.__str__(place))
     if name not in candidates:
         raise BadChoiceError(f"it {did} {_short(name)!r}, which is no candidate")
@@ -66,13 +68,13 @@ def _candidate(place: object, candidates: Container[PlaceId], did: str) -> Place
 
 def _finite(value: object) -> float:
     # As the base type reads it: a type that inherits from it may have code of its own.
-    if isinstance(value, float):
-        number = float.__float__(value)
-    elif isinstance(value, int):
-        whole = int.__int__(value)
+    if issubclass(type(value), float):
+        number = float.__float__(cast(float, value))
+    elif issubclass(type(value), int):
+        whole = int.__int__(cast(int, value))
         number = float(whole) if whole.bit_length() < _FLOAT_BITS else math.inf
     else:
-        raise BadChoiceError(f"a cost is {_short(type(value).__name__)}, not a number")
+        raise BadChoiceError(f"a cost is {name_of(type(value))}, not a number")
     if not math.isfinite(number):
         raise BadChoiceError("a cost is no finite number")
     return number

@@ -36,7 +36,7 @@ from pie.policies.cluster_policy import (
     Wanted,
     WantWorkers,
 )
-from pie.policies.containing import is_own, told
+from pie.policies.containing import is_own
 from pie.policies.order_checks import (
     Holders,
     PageOrder,
@@ -49,6 +49,7 @@ from pie.policies.order_checks import (
 from pie.policies.order_limits import BYTES_PER_S, MOST_MOVES, MOST_ORDERS, MOST_PAGES
 from pie.policies.proposed_orders import kept, order_of
 from pie.policies.remembered import Leaving, Remembered
+from pie.policies.telling import told
 
 log = logging.getLogger("pie.policies.cluster_manager")
 

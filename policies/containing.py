@@ -2,8 +2,8 @@
 
 A user's policy may raise anything, also what would end the process that asks it: `SystemExit`,
 `KeyboardInterrupt`, a cancellation, a kind of its own. Covers telling those from a signal that this
-process got while the policy ran, and telling of one. Does not cover what is done instead
-(`pie.policies.manager`, `pie.router.choice`).
+process got while the policy ran. Does not cover what is said of one (`pie.policies.telling`) or what is
+done instead (`pie.policies.manager`, `pie.router.choice`).
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ import asyncio
 import signal
 import threading
 
+from pie.policies.telling import module_of
+
 
 def is_builtin(policy: object) -> bool:
     """Say whether a policy, or the class of one, is Pie's: a user's class may have such a one as its base."""
-    kind = policy if isinstance(policy, type) else type(policy)
-    return str(kind.__module__).startswith("pie.policies.")
+    # As the types are: what a user's object says of itself is code of the user's.
+    kind = policy if issubclass(type(policy), type) else type(policy)
+    return module_of(kind).startswith("pie.policies.")  # type: ignore[arg-type]
 
 
 def is_own(error: BaseException) -> bool:
@@ -27,16 +30,7 @@ def is_own(error: BaseException) -> bool:
     """
     if threading.current_thread() is not threading.main_thread():
         return True
-    if isinstance(error, KeyboardInterrupt):
+    kind = type(error)
+    if issubclass(kind, KeyboardInterrupt):
         return signal.getsignal(signal.SIGINT) is not signal.default_int_handler
-    return isinstance(error, (Exception, SystemExit, GeneratorExit, asyncio.CancelledError))
-
-
-def told(error: BaseException) -> str:
-    """Return what an error says: also its text is a policy's own code, which may raise."""
-    try:
-        return f"{type(error).__name__}: {error}"
-    except BaseException as other:
-        if not is_own(other):
-            raise
-        return "it raised an error that does not say what it is"
+    return issubclass(kind, (Exception, SystemExit, GeneratorExit, asyncio.CancelledError))

@@ -1,7 +1,7 @@
 """What the log says of a user's policy that fails.
 
 Covers one line about a failure: whose it is, in which call, what it says and where it was raised; and which failures
-are told: the first one, with its traceback, and then ever fewer, counted over all that ask a policy of one
+are told: the first one, with the calls that led to it, and then ever fewer, counted over all that ask a policy of one
 file: a worker has one for each of its tiers, and a simulation for each of its workers. Does not cover what is done
 instead (`pie.policies.manager`, `pie.router.choice`).
 """
@@ -9,16 +9,19 @@ instead (`pie.policies.manager`, `pie.router.choice`).
 from __future__ import annotations
 
 import logging
-import traceback
 from dataclasses import dataclass
 
-from pie.policies.containing import told
 from pie.policies.errors import BadChoiceError, PolicyStalledError
+from pie.policies.telling import (
+    line,
+    module_of,
+    name_of,
+    place_of,
+    qualified_name_of,
+    told,
+    trace_of,
+)
 from pie.policies.user_code import MODULES
-
-_MOST_SAID = 300
-"""Characters of what an error says: it may be of any length."""
-_MOST_NAMED = 100
 
 
 @dataclass(slots=True)
@@ -27,7 +30,7 @@ class Failures:
 
     count: int = 0
     is_traced: bool = False
-    """Whether a traceback was logged."""
+    """Whether the calls that led to one were logged."""
 
     def tell(
         self,
@@ -50,24 +53,25 @@ class Failures:
             error: What it raised, or what is said of its answer.
             instead: What is done instead.
             where: Who asked it.
-            traces: Whether the first error that it raised itself is told with a traceback.
+            traces: Whether the first error that it raised itself is told with the calls that led to it.
             says: Whether what an error that it raised says is told, which may be what a client called its session.
         """
         self.count += 1
-        is_new = traces and not self.is_traced and type(error) not in _OURS
+        is_new = traces and not self.is_traced and not _is_ours(error)
         self.is_traced |= is_new
         # A policy that always raises must not fill the log.
         if self.count & (self.count - 1) and not is_new:
             return
         log.error(
-            "%s%s failed in %s(): %s; %s%s",
+            "%s%s failed in %s(): %s; %s%s%s",
             f"{where}: " if where else "",
             class_name(policy),
             call,
             _said(error) if says else reason_of(error),
             instead,
             f" ({self.count} failures so far)" if self.count > 1 else "",
-            exc_info=error if is_new else None,
+            # Not as `logging` tells errors: that runs their code, and goes on to all that caused them.
+            "".join(f"\n  {call}" for call in trace_of(error)) if is_new else "",
         )
 
 
@@ -100,8 +104,7 @@ def behind(policy: object) -> object:
 def class_name(policy: object) -> str:
     """Return a policy's class as files name it, also where another one asks it."""
     kind = type(behind(policy))
-    module = str(kind.__module__).removeprefix(MODULES)
-    return f"{module[:_MOST_NAMED]}:{kind.__qualname__[:_MOST_NAMED]}"
+    return f"{module_of(kind).removeprefix(MODULES)}:{qualified_name_of(kind)}"
 
 
 _OURS = (BadChoiceError, PolicyStalledError)
@@ -110,27 +113,21 @@ _OURS = (BadChoiceError, PolicyStalledError)
 
 def reason_of(error: BaseException) -> str:
     """Return why a policy failed, in few words: of what it raised only what it is and where, which is alike each time."""
-    return _ours(error) or f"{type(error).__name__[:_MOST_SAID]}{_place(error, ' at ')}"
+    return _ours(error) or f"{name_of(type(error))}{place_of(error)}"
 
 
 def _said(error: BaseException) -> str:
     """Return what an error says and where it was raised, in one line."""
-    return _ours(error) or f"{_line(told(error))}{_place(error, ' (', ')')}"
+    return _ours(error) or told(error)
+
+
+def _is_ours(error: BaseException) -> bool:
+    # By identity: a class of a class of a user's may have any `==`.
+    return any(type(error) is one for one in _OURS)
 
 
 def _ours(error: BaseException) -> str:
     """Return what is said of a policy; nothing where it raised the error itself."""
     # A user's class may inherit from ours, and a user's code may raise ours with whatever in it.
-    is_ours = type(error) in _OURS and error.args and type(error.args[0]) is str
-    return _line(error.args[0]) if is_ours else ""
-
-
-def _place(error: BaseException, before: str, after: str = "") -> str:
-    frames = traceback.extract_tb(error.__traceback__, limit=-1)
-    return f"{before}{frames[0].filename}:{frames[0].lineno}{after}" if frames else ""
-
-
-def _line(text: str) -> str:
-    """Return a text in one line, whatever is in it, and no more than some of it."""
-    short = text if len(text) <= _MOST_SAID else f"{text[:_MOST_SAID]}…"
-    return "".join(c if c.isprintable() else " " for c in short)
+    is_ours = _is_ours(error) and error.args and type(error.args[0]) is str
+    return line(error.args[0]) if is_ours else ""

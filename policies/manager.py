@@ -39,6 +39,7 @@ from pie.policies.queued import Band, QueuedRetention
 from pie.policies.retention import PageView, RetentionPolicy
 from pie.policies.rule_book import PageHistory, RuleBook
 from pie.policies.rules import PersistPrefix, Rule, Ruled
+from pie.policies.telling import name_of
 from pie.policies.victims import HeldPage, ManagerCounts, VictimChoice
 
 log = logging.getLogger("pie.policies.manager")
@@ -88,7 +89,7 @@ class RetentionManager:
     @property
     def policy_name(self) -> str:
         """The class of the policy that is asked."""
-        return type(behind(self._users or self._builtin)).__name__
+        return name_of(type(behind(self._users or self._builtin)))
 
     @property
     def used_bytes(self) -> int:

@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from pie.page.events import Part
-from pie.page.key import PageKey
+from pie.page.key import KEY_BYTES, PageKey
 from pie.policies.page_rows import NO_ROW, PageRows, Row
 
 HeldPage = tuple[PageKey, Part]
 """A part of a page, as managers and policies name it."""
+
+_MOST_PART = max(Part)
 
 
 @dataclass(slots=True)
@@ -138,10 +140,13 @@ class VictimChoice:
                     heapq.heappush(bare, (first.get(parent, len(left)), parent))
 
     def _find(self, proposal: object) -> Row:
-        if not isinstance(proposal, tuple) or len(proposal) != 2:
+        # Of exactly these types: what inherits from them may have code that runs wherever it is looked at.
+        if type(proposal) is not tuple or len(proposal) != 2:
             return NO_ROW
         key, part = proposal
-        if not isinstance(key, bytes) or not isinstance(part, int):
+        if type(key) is not bytes or len(key) > KEY_BYTES:
+            return NO_ROW
+        if type(part) is not Part and (type(part) is not int or not 0 <= part <= _MOST_PART):
             return NO_ROW
         return self._rows.find(key, part)
 

@@ -13,8 +13,8 @@ import threading
 from collections.abc import Callable, Sequence
 
 from pie.policies.cluster_manager import Asked
-from pie.policies.containing import told
 from pie.policies.ending import ENDS_S, Endable
+from pie.policies.telling import told
 
 
 class AskedAside:

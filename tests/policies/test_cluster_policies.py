@@ -140,7 +140,9 @@ def test_so_many_groups_have_more_copies_and_no_more() -> None:
 def test_a_policy_that_fails_changes_nothing_and_is_told() -> None:
     after, events = decided(ValueError("a bug"), table={key(1): 3})
     assert after == {key(1): 3}
-    assert events == [("fail", "ValueError: a bug")]
+    ((action, reason),) = events
+    assert action == "fail"
+    assert reason.startswith(f"ValueError: a bug ({__file__}:")
     after, events = decided("nonsense", SetCopies(key(1), 3, "hot"))
     assert after == {key(1): 3}
     assert events == [("fail", "1 proposals are no orders"), ("raise", "hot")]

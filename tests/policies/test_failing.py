@@ -34,7 +34,10 @@ class Failing:
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, bool]]:
-    return [(one.getMessage(), one.exc_info is not None) for one in caplog.records]
+    """Return what was logged, and whether the calls that led to it were."""
+    assert all(one.exc_info is None for one in caplog.records)
+    parts = (one.getMessage().partition("\n") for one in caplog.records)
+    return [(first, bool(rest)) for first, _, rest in parts]
 
 
 def test_tiers_of_one_file_tell_a_failure_once_in_full(caplog: pytest.LogCaptureFixture) -> None:
@@ -67,14 +70,17 @@ def test_a_policy_that_is_late_at_first_is_told_in_full_once_it_raises(
 ) -> None:
     failures = Failures()
     errors = [PolicyStalledError("it is late")] * 2 + [ValueError("no")] * 2 + [KeyError("x")]
+    with pytest.raises(ValueError, match="no") as caught:
+        raise errors[2]
+    at = f"{__file__}:{caught.value.__traceback__.tb_lineno}"  # type: ignore[union-attr]
     for error in errors:
         failures.tell(_LOG, Failing(), "hit", error, instead="`lru` decides", traces=True)
     name = f"{__name__}:Failing failed in hit()"
     assert lines(caplog) == [
         (f"{name}: it is late; `lru` decides", False),
         (f"{name}: it is late; `lru` decides (2 failures so far)", False),
-        (f"{name}: ValueError: no; `lru` decides (3 failures so far)", True),
-        (f"{name}: ValueError: no; `lru` decides (4 failures so far)", False),
+        (f"{name}: ValueError: no ({at}); `lru` decides (3 failures so far)", True),
+        (f"{name}: ValueError: no ({at}); `lru` decides (4 failures so far)", False),
     ]
 
 
