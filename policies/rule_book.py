@@ -48,8 +48,13 @@ class RuleBook:
         prefixes: Prefixes = NO_PREFIXES,
     ) -> None:
         self._rules = rules
-        by_prefix = any(rule.selector.prefix_name is not None for rule in rules)
-        self.prefixes = prefixes if by_prefix else NO_PREFIXES
+        self._of_any: list[int] = []
+        """Rules that select by no named prefix."""
+        self._of_prefix: dict[str, list[int]] = {}
+        for number, rule in enumerate(rules):
+            name = rule.selector.prefix_name
+            (self._of_any if name is None else self._of_prefix.setdefault(name, [])).append(number)
+        self.prefixes = prefixes if self._of_prefix else NO_PREFIXES
         """Those that rules select by; empty where none does."""
         self._rows = rows
         self._queues = queues
@@ -113,7 +118,12 @@ class RuleBook:
         self._owners[row] = (page.tenant_tag, page.session_tag)
         rules = self._rules
         names = self.prefixes.names_of(page) if len(self.prefixes) else ()
-        matching = tuple(n for n, rule in enumerate(rules) if rule.selector.matches(page, names))
+        numbers = self._of_any
+        if names:
+            # Of hundreds of rules for a prefix each, few are for the page's.
+            named = (n for name in names for n in self._of_prefix.get(name, ()))
+            numbers = sorted([*numbers, *named])
+        matching = tuple(n for n in numbers if rules[n].selector.matches(page, names))
         if any(rules[n].selector.hits or rules[n].selector.age_s for n in matching):
             self._candidates[row] = matching
         rule, quota = self._first_of(row, matching, now_s)

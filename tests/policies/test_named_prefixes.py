@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -21,6 +21,7 @@ from pie.policies.prefix_tree import FoundPages, PrefixPage, tree_of
 from pie.policies.prefix_warnings import short_prefixes
 from pie.policies.prefixes import LeadingPages, NamedPrefix, Prefixes
 from pie.policies.retention import PageView
+from pie.policies.rules import Pin, Rule, Ruled, Selector
 
 MODELS = [RootKey(bytes([number]) * 32) for number in (1, 2)]
 SALTS = [None, "", "one", "two"]
@@ -176,6 +177,51 @@ def test_a_rule_on_a_prefix_is_for_every_tenants_pages() -> None:
             manager.stored(page, 0.0)
     assert persistent(manager) == wanted
     assert len(wanted) == 2 * len(SALTS), "no two tenants share a page"
+
+
+@given(
+    st.dictionaries(st.sampled_from("abcd"), tokens, min_size=4),
+    st.lists(st.tuples(st.sampled_from([None, *"abcd"]), st.sampled_from([None, "", "x"]))),
+    tokens,
+)
+def test_a_page_falls_under_the_first_rule_that_is_for_it(
+    given_tokens: dict[str, list[int]],
+    selected: list[tuple[str | None, str | None]],
+    sequence: list[int],
+) -> None:
+    prefixes = Prefixes({name: NamedPrefix(tokens=each) for name, each in given_tokens.items()})
+    rules = [Rule(Selector(prefix=name, tenant=tag), "pin", Pin()) for name, tag in selected]
+    manager = RetentionManager(Ruled(LruRetention(), tuple(rules), prefixes))
+    matched = [0] * len(rules)
+    for page in views(MODELS[0], "one", sequence):
+        manager.stored(page, 0.0)
+        names = expected(given_tokens, MODELS[0], "one", page.key)
+        for number, (name, tag) in enumerate(selected):
+            if (name is None or name in names) and tag in (None, page.tenant_tag):
+                matched[number] += 1
+                break
+    assert manager._book is None or manager._book.matched == matched
+    manager.check()
+
+
+def test_rules_for_other_prefixes_cost_a_page_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"prefix{number}" for number in range(100)]
+    prefixes = Prefixes({name: NamedPrefix(tokens=[1, 2, at]) for at, name in enumerate(names)})
+    rules = [Rule(Selector(prefix=name), "pin", Pin()) for name in [*names, None, *names[:2]]]
+    manager = RetentionManager(Ruled(LruRetention(), tuple(rules), prefixes))
+    looked_at: list[Selector] = []
+    matches = Selector.matches
+
+    def counted(selector: Selector, page: PageView, of: Collection[str] = ()) -> bool:
+        looked_at.append(selector)
+        return matches(selector, page, of)
+
+    monkeypatch.setattr(Selector, "matches", counted)
+    for sequence, count in (([2, 2, 2, 2], 2), ([1, 2, 3, 4], len(rules) + 1)):
+        looked_at.clear()
+        for page in views(MODELS[0], "one", sequence):
+            manager.stored(page, 0.0)
+        assert len(looked_at) == count
 
 
 def test_a_rule_that_comes_later_is_for_the_pages_that_are_there() -> None:
