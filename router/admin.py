@@ -21,6 +21,7 @@ from pie.router.explain import ExplainStore
 from pie.router.link import WorkerLink
 from pie.router.workers import WorkerSet
 from pie.wire import RefusedError, WireError
+from pie.wire.malformed import why_malformed
 from pie.wire.messages import RefusalCode
 
 _LISTED = 100
@@ -42,10 +43,11 @@ class Admin:
         if exchange.header(b"content-type") is None:
             # A page in somebody's browser can send a body without a type to any host, unasked.
             raise ApiError(415, "Content-Type is missing.", code="unsupported_media_type")
+        data = await exchange.body()
         try:
-            body = msgspec.json.decode(await exchange.body(), type=DrainBody)
+            body = msgspec.json.decode(data, type=DrainBody)
         except msgspec.DecodeError as error:
-            raise invalid(f"body: {error}", "body") from error
+            raise invalid(f"body: {why_malformed(data, error)}", "body") from error
         link = self._link(name)
         with _told(name):
             done = await link.drain(body.timeout_s)

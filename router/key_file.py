@@ -20,6 +20,7 @@ import msgspec
 from blake3 import blake3
 
 from pie.router.errors import KeyFileError
+from pie.wire.malformed import why_malformed
 
 _PURPOSE = "pie router api key 1"
 _SECRET_BYTES = 32
@@ -94,16 +95,19 @@ def read_key_file(file: Path) -> KeyFile:
     Raises:
         KeyFileError: It cannot be read, or is not one.
     """
+    data = b""
     try:
         if file.stat().st_size > _MOST_BYTES:
             raise KeyFileError(f"{file}: larger than {_MOST_BYTES >> 20} MiB")
-        found = msgspec.json.decode(file.read_bytes(), type=KeyFile)
+        data = file.read_bytes()
+        found = msgspec.json.decode(data, type=KeyFile)
     except FileNotFoundError:
         return KeyFile()
     except OSError as error:
         raise KeyFileError(f"{file}: cannot be read: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise KeyFileError(f"{file}: is no file of API keys: {error}") from error
+        why = why_malformed(data, error)
+        raise KeyFileError(f"{file}: is no file of API keys: {why}") from error
     for id_, key in found.keys.items():
         if key.tenant not in found.tenants:
             raise KeyFileError(f"{file}: key {id_} is of tenant {key.tenant}, which is not there")

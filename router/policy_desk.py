@@ -38,6 +38,7 @@ from pie.router.api.policies import (
 from pie.router.endpoint import Handler
 from pie.router.errors import ApiError, invalid, shown
 from pie.router.exchange import Exchange
+from pie.wire.malformed import why_malformed
 
 _MOST_NOTE_CHARS = 200
 _MOST_EVENTS = 200
@@ -102,10 +103,11 @@ class PolicyDesk:
 
     async def apply(self, exchange: Exchange) -> None:
         """Put a text in force everywhere."""
+        data = await exchange.body()
         try:
-            body = msgspec.json.decode(await exchange.body(), type=ApplyBody)
+            body = msgspec.json.decode(data, type=ApplyBody)
         except msgspec.DecodeError as error:
-            raise invalid(f"body: {error}", "body") from error
+            raise invalid(f"body: {why_malformed(data, error)}", "body") from error
         try:
             policies = await asyncio.to_thread(self._policies.read, 0, body.text)
         except PolicyFileError as error:

@@ -36,8 +36,8 @@ from pie.router.prefix import Prefix
 from pie.simulator.clock import VirtualClock
 from pie.simulator.conductor import Conductor
 from pie.simulator.cost_model import CostModel
-from pie.simulator.engine import EngineSpec
-from pie.simulator.errors import SetupError
+from pie.simulator.engine import MOST_PAGES, EngineSpec
+from pie.simulator.errors import SetupError, within
 from pie.simulator.kept import Kept
 from pie.simulator.leave import Leave, check_leaves
 from pie.simulator.meant import MODEL
@@ -57,6 +57,9 @@ LEAVE_S = 30.0
 _LINGER_S = 60.0
 """How long pool nodes go on handing pages to each other after the last request."""
 _SLOWEST, _FASTEST = 0.01, 1_000_000
+_MOST_CLIENTS = 1_000_000
+_MOST_STORED_PAGES = 1_000_000_000
+"""Pages of host memory or a pool, which take memory here only once they are there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +84,15 @@ class ClusterSpec:
         """Raise `SetupError` where it cannot be simulated."""
         self.engine.check()
         self.cost.check()
-        if not 1 <= self.workers <= 10_000:
-            raise SetupError(f"workers must be from 1 to 10,000, not {self.workers}")
-        for name in ("host_pages", "pool_pages"):
-            if getattr(self, name) < 0:
-                raise SetupError(f"{name} must be at least 0, not {getattr(self, name)}")
-        if not 1 <= self.pool_nodes <= 1_000:
-            raise SetupError(f"pool_nodes must be from 1 to 1,000, not {self.pool_nodes}")
+        within("workers", self.workers, 1, 10_000)
+        if (pages := self.workers * self.engine.pages) > MOST_PAGES:
+            raise SetupError(
+                f"{self.workers:,} workers of {self.engine.pages:,} pages have {pages:,}, and there is memory here "
+                f"for {MOST_PAGES:,}: fewer workers, fewer pages, or larger ones (page_tokens)"
+            )
+        within("host_pages", self.host_pages, 0, _MOST_STORED_PAGES)
+        within("pool_pages", self.pool_pages, 0, _MOST_STORED_PAGES)
+        within("pool_nodes", self.pool_nodes, 1, 1_000)
         if 0 < self.pool_pages < self.pool_nodes:
             raise SetupError(
                 f"{self.pool_pages} pool_pages are too few for {self.pool_nodes} nodes"
@@ -206,8 +211,7 @@ class SimulatedCluster:
 
     def run_closed(self, trace: Sequence[TraceRequest], *, clients: int) -> None:
         """Let so many clients ask one request after the other, in the trace's order."""
-        if clients < 1:
-            raise SetupError(f"clients must be at least 1, not {clients}")
+        within("clients", clients, 1, _MOST_CLIENTS)
         self._check(trace)
         coming: Iterator[TraceRequest] = iter(trace)
 

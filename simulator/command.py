@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from pie.policies.loader import load_policies, load_policy_file
+from pie.policies.reading import read_some
 from pie.policies.registry import did_you_mean
 from pie.simulator import peers
 from pie.simulator.cluster import ClusterSpec, SimulatedCluster
@@ -22,8 +23,11 @@ from pie.simulator.meant import MODEL, Meant, meant_in
 from pie.simulator.plots import html_page
 from pie.simulator.report import Report, report_of
 from pie.simulator.trace import Trace, read_trace
+from pie.wire.malformed import why_malformed
 from pie.worker.load_choice import LoadTier
 
+_MOST_COST_BYTES = 100_000
+"""A cost model has some hundred."""
 BUILT_IN = "built-in"
 """What a report calls the policies that no file names."""
 
@@ -113,14 +117,18 @@ def read_cost_model(file: Path) -> CostModel:
         SetupError: It cannot be read, or is none.
     """
     try:
-        text = file.read_bytes()
+        text = read_some(file, _MOST_COST_BYTES + 1)
     except OSError as error:
         raise SetupError(f"{file}: cannot be read: {error.strerror or error}") from None
+    if len(text) > _MOST_COST_BYTES:
+        raise SetupError(
+            f"{file}: is not a cost model: it is larger than {_MOST_COST_BYTES:,} bytes"
+        )
     try:
         model = msgspec.json.decode(text, type=CostModel)
         model.check()
     except (msgspec.MsgspecError, UnicodeDecodeError, SetupError) as error:
-        said = _unknown_in(text) or str(error)
+        said = _unknown_in(text) or why_malformed(text, error)
         raise SetupError(f"{file}: is not a cost model: {said}") from None
     return model
 

@@ -21,8 +21,9 @@ from pie.policies.manager import RetentionManager
 from pie.policies.retention import NO_ROOT
 from pie.simulator.clock import Clock, Timer
 from pie.simulator.cost_model import CostModel
-from pie.simulator.errors import SetupError
+from pie.simulator.errors import SetupError, within
 from pie.simulator.loads import Loads
+from pie.simulator.trace import MOST_TOKENS
 from pie.wire.messages import FinishReason, Load, TokenDelta
 from pie.worker.load_choice import Loaded
 from pie.worker.page_table import Below, Change, PageTable
@@ -34,6 +35,15 @@ from pie.worker.working_set import WorkingSet
 _MOST_STEPS = 10_000
 _LEAST_PREFILL = 8
 """As in `pie.worker.engine`: prefill beside decode gets this part of a step's tokens at least."""
+
+
+MOST_PAGES = 10_000_000
+"""Pages in the device memory of all workers together: so many take a gigabyte here, and as many seconds, before
+anything is in them."""
+_MOST_PAGE_TOKENS = 1 << 20
+_MOST_RUNNING = 100_000
+_MOST_WAITING = 100_000_000
+_MOST_TARGET_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +59,19 @@ class EngineSpec:
 
     def check(self) -> None:
         """Raise `SetupError` where a number makes no sense."""
-        for name in ("pages", "page_tokens", "max_running", "step_tokens"):
-            value = getattr(self, name)
-            if value < 1:
-                raise SetupError(f"{name} must be at least 1, not {value}")
-        if self.max_waiting < 0:
-            raise SetupError(f"max_waiting must be at least 0, not {self.max_waiting}")
+        within("pages", self.pages, 1, MOST_PAGES)
+        within("page_tokens", self.page_tokens, 1, _MOST_PAGE_TOKENS)
+        within("max_running", self.max_running, 1, _MOST_RUNNING)
+        within("max_waiting", self.max_waiting, 0, _MOST_WAITING)
+        within("step_tokens", self.step_tokens, 1, MOST_TOKENS)
         if self.step_tokens < self.max_running:
             raise SetupError(
                 f"step_tokens must be at least max_running: {self.step_tokens} < {self.max_running}"
             )
-        if not (math.isfinite(self.step_target_ms) and self.step_target_ms > 0):
-            raise SetupError(f"step_target_ms must be above 0, not {self.step_target_ms}")
+        if not 0 < self.step_target_ms <= _MOST_TARGET_MS:
+            raise SetupError(
+                f"step_target_ms must be above 0 and at most {_MOST_TARGET_MS:,}, not {self.step_target_ms}"
+            )
 
 
 @dataclass(eq=False, slots=True)

@@ -19,6 +19,12 @@ class SetupError(SimulatorError):
     """A cluster that cannot be simulated; the message says why and what is allowed."""
 
 
+def within(name: str, value: int, least: int, most: int) -> None:
+    """Raise `SetupError` where a number is not from `least` to `most`."""
+    if not least <= value <= most:
+        raise SetupError(f"{name} must be from {least:,} to {most:,}, not {value:,}")
+
+
 class StalledError(SimulatorError):
     """A user's policy has not come back; the message names it."""
 

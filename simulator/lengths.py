@@ -13,18 +13,39 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from pie.simulator.trace import Trace, TraceRequest, names, problem_at, whole
 
 _NEEDED = ("arrival_s", "prompt_tokens", "output_tokens")
+_BLANKS = " \t"
+"""What may stand around a cell."""
 _OPTIONAL = ("session", "prefix", "prefix_tokens", "tenant")
 
 
-def read_lengths(lines: Sequence[str], problems: list[str]) -> Trace:
+def read_lengths(lines: Iterable[str], problems: list[str]) -> Trace:
     """Return a table's trace; adds what is wrong with it to `problems`."""
-    rows = csv.reader(lines)
-    header = [name.strip() for name in next(rows, [])]
+    # Strictly: what stands behind a closed quote would be one cell with what is in it.
+    rows = csv.reader(lines, strict=True)
+    requests: list[TraceRequest] = []
+    table = _Table()
+    try:
+        header = _header(rows, problems)
+        for row in rows if not problems else ():
+            if not any(cell.strip(_BLANKS) for cell in row):
+                continue
+            try:
+                requests.append(table.request(header, row))
+            except ValueError as error:
+                problem_at(problems, rows.line_num, str(error))
+    except csv.Error as error:
+        problem_at(problems, rows.line_num, f"is not comma-separated: {error}")
+    return Trace(requests, token_of_name=table.prefixes())
+
+
+def _header(rows: Iterator[list[str]], problems: list[str]) -> list[str]:
+    """Return the names in the first line; adds what is wrong with them to `problems`."""
+    header = [name.strip(_BLANKS) for name in next(rows, [])]
     missing = [name for name in _NEEDED if name not in header]
     unknown = [name for name in header if name not in (*_NEEDED, *_OPTIONAL)]
     if missing:
@@ -34,21 +55,7 @@ def read_lengths(lines: Sequence[str], problems: list[str]) -> Trace:
         problem_at(problems, 1, f"there is no column `{name}`; allowed are {allowed}")
     if len(set(header)) < len(header):
         problem_at(problems, 1, "a column is given twice")
-    requests: list[TraceRequest] = []
-    table = _Table()
-    if problems:
-        return Trace(requests)
-    try:
-        for row in rows:
-            if not any(cell.strip() for cell in row):
-                continue
-            try:
-                requests.append(table.request(header, row))
-            except ValueError as error:
-                problem_at(problems, rows.line_num, str(error))
-    except csv.Error as error:
-        problem_at(problems, rows.line_num, f"is not comma-separated: {error}")
-    return Trace(requests, token_of_name=table.prefixes())
+    return header
 
 
 class _Table:
@@ -67,7 +74,7 @@ class _Table:
         """Return one row's request; raises `ValueError` with a sentence."""
         if len(row) != len(header):
             raise ValueError(f"has {len(row)} cells, and the first line names {len(header)}")
-        cells = {name: cell.strip() for name, cell in zip(header, row, strict=True)}
+        cells = {name: cell.strip(_BLANKS) for name, cell in zip(header, row, strict=True)}
         prompt = whole(_number(cells, "prompt_tokens"), "prompt_tokens")
         output = whole(_number(cells, "output_tokens"), "output_tokens", least=0)
         prefix, session = cells.get("prefix", ""), cells.get("session", "")

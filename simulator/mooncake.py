@@ -9,11 +9,12 @@ and the last one what is left (Qin and others, "Mooncake", FAST '25).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import msgspec
 
 from pie.simulator.trace import Trace, TraceRequest, problem_at, whole
+from pie.wire.malformed import why_malformed
 
 HASHED_TOKENS = 512
 _FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
@@ -22,7 +23,7 @@ _ANSWERS = 1 << 31
 answer, so that they match nothing."""
 
 
-def read_mooncake(lines: Sequence[str], problems: list[str]) -> Trace:
+def read_mooncake(lines: Iterable[str], problems: list[str]) -> Trace:
     """Return a trace; adds what is wrong with it to `problems`."""
     requests: list[TraceRequest] = []
     for number, line in enumerate(lines, start=1):
@@ -45,7 +46,7 @@ def _request(line: str, number: int) -> TraceRequest:
     try:
         record = msgspec.json.decode(line, type=dict[str, object])
     except msgspec.MsgspecError as error:
-        raise ValueError(f"is not a JSON object: {error}") from None
+        raise ValueError(f"is not a JSON object: {why_malformed(line, error)}") from None
     missing = [name for name in _FIELDS if name not in record]
     if missing:
         raise ValueError(f"`{missing[0]}` is missing; a request has {', '.join(_FIELDS)}")

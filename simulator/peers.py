@@ -8,10 +8,14 @@ Pie's index here, which is more exact than the approximations that some of them 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import Field
 
 from pie.policies.routing import Choice, RequestView, WorkerView, by_load, lot
 from pie.policies.routing_plain import PowerOfTwoRouting
 from pie.policies.routing_weighted import WeightedRouting
+from pie.policies.units import Count, NonNegative
 
 NAMES = (
     "SglangThreshold",
@@ -21,6 +25,12 @@ NAMES = (
     "DynamoCost",
 )
 """All of them."""
+
+PartOfPrompt = Annotated[float, Field(ge=0, le=1)]
+"""From nothing of a prompt to all of it."""
+
+Requests = Annotated[int, Field(ge=0, lt=1 << 31)]
+"""A number of requests."""
 
 
 class SglangThreshold:
@@ -38,9 +48,9 @@ class SglangThreshold:
     def __init__(
         self,
         *,
-        cache_threshold: float = 0.3,
-        balance_abs_threshold: int = 64,
-        balance_rel_threshold: float = 1.5,
+        cache_threshold: PartOfPrompt = 0.3,
+        balance_abs_threshold: Requests = 64,
+        balance_rel_threshold: NonNegative = 1.5,
     ) -> None:
         self._cache_threshold = cache_threshold
         self._balance_abs_threshold = balance_abs_threshold
@@ -66,13 +76,16 @@ class RayPrefixAffinity:
     prefix matching, and a draw of two where load is not balanced.
 
     Args:
-        imbalanced_threshold: How many more requests the busiest may have before two are drawn and the
-            less loaded takes the request; infinite by default, as there.
+        imbalanced_threshold: So many more requests of the busiest than of the idlest are too many: two are drawn,
+            and the less loaded takes the request. Fewer are balanced load. None, as there by default, for never.
         match_rate_threshold: Least share of the prompt that must match.
     """
 
     def __init__(
-        self, *, imbalanced_threshold: float = 1e18, match_rate_threshold: float = 0.1
+        self,
+        *,
+        imbalanced_threshold: NonNegative | None = None,
+        match_rate_threshold: PartOfPrompt = 0.1,
     ) -> None:
         self._imbalanced_threshold = imbalanced_threshold
         self._match_rate_threshold = match_rate_threshold
@@ -81,7 +94,9 @@ class RayPrefixAffinity:
     def choose(self, request: RequestView, workers: Sequence[WorkerView]) -> Choice:
         """Return the worker that the rule names."""
         loads = [worker.in_flight for worker in workers]
-        if max(loads) - min(loads) > self._imbalanced_threshold:
+        limit = self._imbalanced_threshold
+        # Balanced is load whose difference is below the threshold.
+        if limit is not None and max(loads) - min(loads) >= limit:
             return self._draw.choose(request, workers)
         best = max(workers, key=lambda worker: (worker.held_tokens, _tie(request, worker)))
         if best.held_tokens >= self._match_rate_threshold * request.prompt_tokens:
@@ -109,7 +124,7 @@ class ProductionStackLoadAware:
         beta: What a load twice the mean costs, in shares of the prompt.
     """
 
-    def __init__(self, *, beta: float = 1.0) -> None:
+    def __init__(self, *, beta: NonNegative = 1.0) -> None:
         self._beta = beta
 
     def choose(self, request: RequestView, workers: Sequence[WorkerView]) -> Choice:
@@ -137,7 +152,7 @@ class DynamoCost:
         worker_pages: Pages of a worker, from which those in use are told.
     """
 
-    def __init__(self, *, overlap_weight: float = 1.0, worker_pages: int = 4_096) -> None:
+    def __init__(self, *, overlap_weight: NonNegative = 1.0, worker_pages: Count = 4_096) -> None:
         self._overlap_weight = overlap_weight
         self._worker_pages = worker_pages
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, BinaryIO, overload
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -66,23 +66,35 @@ class PageRuns(Sequence[tuple[int, int]]):
         return list(self)[at]
 
 
-def is_recorded(file: Path) -> bool:
-    """Say whether a file is one of Parquet.
+def is_recorded(stream: BinaryIO) -> bool:
+    """Say whether a file at its beginning is one of Parquet; it is there again afterwards.
 
     Raises:
         OSError: It cannot be read.
     """
-    with file.open("rb") as opened:
-        return opened.read(len(_MAGIC)) == _MAGIC
+    begins = stream.read(len(_MAGIC))
+    stream.seek(0)
+    return begins == _MAGIC
 
 
-def read_recorded(place: Path, problems: list[str]) -> Trace:
-    """Return the trace in a file or a folder; adds what is wrong with it to `problems`.
+def read_recorded(stream: BinaryIO, problems: list[str]) -> Trace:
+    """Return the trace in a file; adds what is wrong with it to `problems`.
 
     Raises:
         OSError: It cannot be read.
     """
-    files = sorted(place.glob("*.parquet")) if place.is_dir() else [place]
+    found = _Recorded()
+    found.read(stream, problems)
+    return found.trace()
+
+
+def read_recorded_in(folder: Path, problems: list[str]) -> Trace:
+    """Return the trace in all files of a folder; adds what is wrong with them to `problems`.
+
+    Raises:
+        OSError: One cannot be read.
+    """
+    files = sorted(folder.glob("*.parquet"))
     if not files:
         problems.append(
             "is a folder without files of Parquet, as routers write them to `trace_dir`"
@@ -90,11 +102,12 @@ def read_recorded(place: Path, problems: list[str]) -> Trace:
     found = _Recorded()
     for file in files:
         told: list[str] = []
-        try:
-            found.read(file, told)
-        except pa.ArrowException as error:
-            told.append(f"is no whole file of Parquet: {str(error).splitlines()[0]}")
-        problems += told if file == place else [f"{file.name}: {one}" for one in told]
+        if file.is_file():
+            with file.open("rb") as stream:
+                found.read(stream, told)
+        else:
+            told.append("is not a file")
+        problems += [f"{file.name}: {one}" for one in told]
     return found.trace()
 
 
@@ -123,9 +136,16 @@ class _Recorded:
             warnings=warnings,
         )
 
-    def read(self, file: Path, problems: list[str]) -> None:
-        """Take in a file, so many rows at a time; adds what is wrong with it to `problems`."""
-        with pq.ParquetFile(file) as opened:
+    def read(self, stream: BinaryIO, problems: list[str]) -> None:
+        """Take in a file; adds what is wrong with it to `problems`."""
+        try:
+            self._read(stream, problems)
+        except pa.ArrowException as error:
+            problems.append(f"is no whole file of Parquet: {str(error).splitlines()[0]}")
+
+    def _read(self, stream: BinaryIO, problems: list[str]) -> None:
+        """Take in so many rows at a time."""
+        with pq.ParquetFile(stream) as opened:
             schema = opened.schema_arrow
             columns = [name for name in (*_NEEDED, *_OPTIONAL) if name in schema.names]
             if missing := [name for name in _NEEDED if name not in columns]:

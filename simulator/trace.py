@@ -7,6 +7,7 @@ Covers the record, and reading files of any format that is known. Does not cover
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -112,8 +113,6 @@ def read_trace(file: Path, *, limit: int | None = None) -> Trace:
         trace = _read(file, problems)
     except OSError as error:
         raise TraceError(str(file), [f"cannot be read: {error.strerror or error}"]) from None
-    except UnicodeDecodeError as error:
-        raise TraceError(str(file), [f"is not UTF-8 text: byte {error.start}"]) from None
     if not trace.requests and not problems:
         problems.append("holds no requests")
     if problems:
@@ -129,14 +128,24 @@ def read_trace(file: Path, *, limit: int | None = None) -> Trace:
 def _read(file: Path, problems: list[str]) -> Trace:
     from pie.simulator.lengths import read_lengths  # noqa: PLC0415
     from pie.simulator.mooncake import read_mooncake  # noqa: PLC0415
-    from pie.simulator.recorded import is_recorded, read_recorded  # noqa: PLC0415
+    from pie.simulator.recorded import is_recorded, read_recorded, read_recorded_in  # noqa: PLC0415
+    from pie.simulator.trace_file import lines_of, opened  # noqa: PLC0415
 
-    if file.is_dir() or is_recorded(file):
-        return read_recorded(file, problems)
-    lines = file.read_bytes().decode("utf-8-sig").splitlines()
-    first = next((line for line in lines if line.strip()), "")
-    read = read_mooncake if first.lstrip().startswith("{") else read_lengths
-    return read(lines, problems)
+    if file.is_dir():
+        return read_recorded_in(file, problems)
+    with opened(file) as stream:
+        if is_recorded(stream):
+            return read_recorded(stream, problems)
+        lines = lines_of(stream, str(file))
+        # What stands before the first line that says anything goes to who reads, for lines' numbers.
+        before: list[str] = []
+        for line in lines:
+            before.append(line)
+            if line.strip():
+                break
+        is_mooncake = bool(before) and before[-1].lstrip().startswith("{")
+        read = read_mooncake if is_mooncake else read_lengths
+        return read(itertools.chain(before, lines), problems)
 
 
 def problem_at(problems: list[str], line: int, told: str, *, what: str = "line") -> None:

@@ -97,6 +97,17 @@ async def test_what_is_not_acceptable_is_told_and_changes_nothing(cluster: Clust
             answer = await client.post("/admin/policies", json=body)
             assert answer.status_code == 400
             assert said in answer.json()["error"]["message"]
+        for cut, said in (
+            (
+                b'{"text": "\\ud800"}',
+                "body: a text in it is not valid Unicode: half of a surrogate",
+            ),
+            (b'{"text": "\\ud800', "body: Input data was truncated"),
+        ):
+            headers = {"content-type": "application/json"}
+            answer = await client.post("/admin/policies", content=cut, headers=headers)
+            assert answer.status_code == 400
+            assert answer.json()["error"]["message"].startswith(said)
         answer = await client.post("/admin/policies", content=b'{"text": null}')
         assert answer.status_code == 415
         assert (await client.get("/admin/policies")).json()["version"] == 0

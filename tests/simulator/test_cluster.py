@@ -1,6 +1,7 @@
 """A simulated cluster: the router's choice over mock engines."""
 
 import gc
+from dataclasses import replace
 
 import pytest
 
@@ -124,8 +125,26 @@ def test_a_conversation_stays_at_its_worker_all_else_being_equal() -> None:
     ("call", "said"),
     [
         (lambda: cluster(spec(workers=0)), "workers must be from 1 to 10,000, not 0"),
-        (lambda: cluster(spec(pool_pages=-1)), "pool_pages must be at least 0, not -1"),
-        (lambda: cluster().run_closed(MIXED, clients=0), "clients must be at least 1, not 0"),
+        (
+            lambda: cluster(spec(pool_pages=-1)),
+            "pool_pages must be from 0 to 1,000,000,000, not -1",
+        ),
+        (
+            lambda: cluster(spec(workers=4_000, pages=5_000)),
+            "4,000 workers of 5,000 pages have 20,000,000, and there is memory here for 10,000,000",
+        ),
+        (
+            lambda: cluster(replace(spec(), host_pages=10**10)),
+            "host_pages must be from 0 to 1,000,000,000, not 10,000,000,000",
+        ),
+        (
+            lambda: cluster().run_closed(MIXED, clients=10**9),
+            "clients must be from 1 to 1,000,000, not 1,000,000,000",
+        ),
+        (
+            lambda: cluster().run_closed(MIXED, clients=0),
+            "clients must be from 1 to 1,000,000, not 0",
+        ),
         (
             lambda: cluster().run_open(MIXED, speed=0.0),
             "speed must be from 0.01 to 1,000,000, not 0.0",

@@ -112,10 +112,16 @@ def test_what_comes_to_a_full_queue_is_refused() -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"pages": 0}, "pages must be at least 1, not 0"),
+        ({"pages": 0}, "pages must be from 1 to 10,000,000, not 0"),
         ({"step_tokens": 4}, "step_tokens must be at least max_running: 4 < 8"),
         ({"step_target_ms": 0.0}, "step_target_ms must be above 0"),
-        ({"max_waiting": -1}, "max_waiting must be at least 0"),
+        ({"max_waiting": -1}, "max_waiting must be from 0 to 100,000,000, not -1"),
+        ({"pages": 99_999_999_999}, "pages must be from 1 to 10,000,000, not 99,999,999,999"),
+        ({"page_tokens": 1 << 70}, "page_tokens must be from 1 to 1,048,576, not 1,180,591"),
+        ({"max_running": 10**9}, "max_running must be from 1 to 100,000, not 1,000,000,000"),
+        ({"step_tokens": 10**9}, "step_tokens must be from 1 to 10,000,000, not 1,000,000,000"),
+        ({"step_target_ms": float("inf")}, "step_target_ms must be above 0 and at most 60,000"),
+        ({"step_target_ms": float("nan")}, "step_target_ms must be above 0 and at most 60,000"),
     ],
 )
 def test_an_engine_that_cannot_be_is_told(fields: dict[str, object], said: str) -> None:
