@@ -26,7 +26,7 @@ from pie.policies.ending import ENDS_S, Endable
 from pie.policies.errors import PolicyStalledError
 from pie.policies.failing import Asking, Failures
 from pie.policies.proposals import Proposal, Proposals, sizes
-from pie.policies.retention import PageView, RetentionPolicy
+from pie.policies.retention import PageView, RetentionPolicy, seeing_pins
 
 DEADLINE_S = 0.001
 """What a step may lose to one question."""
@@ -54,6 +54,7 @@ class AsidePolicy(Asking):
     ) -> None:
         super().__init__(policy, failures)
         self.policy = policy
+        self._seeing = seeing_pins(policy)
         self._deadline_s = deadline_s
         self._desk = _Desk(ends_s)
         thread = threading.Thread(target=self._desk.work, name="pie-policy", daemon=True)
@@ -75,6 +76,16 @@ class AsidePolicy(Asking):
         """Hand on that a page has left."""
         policy = self.policy
         self._desk.tell(lambda: policy.removed(key, part))
+
+    def pinned(self, key: PageKey, part: Part) -> None:
+        """Hand on that a page is in use, to a policy that sees it."""
+        if (policy := self._seeing) is not None:
+            self._desk.tell(lambda: policy.pinned(key, part))
+
+    def unpinned(self, key: PageKey, part: Part) -> None:
+        """Hand on that a page is in use no longer."""
+        if (policy := self._seeing) is not None:
+            self._desk.tell(lambda: policy.unpinned(key, part))
 
     def victims(self, bytes_needed: int, now_s: float) -> Iterable[Proposal]:
         """Return what the policy proposes, without end where it proposes so.

@@ -19,7 +19,7 @@ contract of `pie.policies.retention` and is told of pages.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, islice
 
 import numpy as np
@@ -36,7 +36,7 @@ from pie.policies.lru import LruRetention
 from pie.policies.page_rows import NO_ROW, PageRows, Row
 from pie.policies.prefixes import NO_PREFIXES, LeadingPages, Prefixes
 from pie.policies.queued import Band, QueuedRetention
-from pie.policies.retention import PageView, RetentionPolicy
+from pie.policies.retention import PageView, RetentionPolicy, SeesPins, seeing_pins
 from pie.policies.rule_book import PageHistory, RuleBook
 from pie.policies.rules import PersistPrefix, Rule, Ruled
 from pie.policies.telling import name_of
@@ -76,6 +76,7 @@ class RetentionManager:
             self._users = policy
             self._builtin = LruRetention()
         self._builtin.share(self._rows)
+        self._seeing = _told_of_pins(self._users)
         self._book = RuleBook(rules, self._rows, self._builtin, prefixes) if rules else None
         self.has_persistent = any(isinstance(rule.action, PersistPrefix) for rule in rules)
         """Whether there may be pages that are to outlive a restart."""
@@ -262,6 +263,8 @@ class RetentionManager:
         if pins[row] == 1:
             self._pinned_bytes += self._rows.sizes[row]
             self._builtin.row_pinned(row)
+            if (seeing := self._seeing) is not None:
+                self._tell_pins("pinned", lambda: seeing.pinned(key, part))
         return True
 
     def unpin(self, key: PageKey, part: Part) -> None:
@@ -279,6 +282,8 @@ class RetentionManager:
         if not pins[row]:
             self._pinned_bytes -= self._rows.sizes[row]
             self._builtin.row_unpinned(row)
+            if (seeing := self._seeing) is not None:
+                self._tell_pins("unpinned", lambda: seeing.unpinned(key, part))
 
     def begin_replace(self, policy: RetentionPolicy | None) -> HandOver:
         """Begin to hand all pages to another policy; return them.
@@ -345,7 +350,7 @@ class RetentionManager:
     def _become(self, other: RetentionManager) -> None:
         self._rows, self._builtin, self._users = other._rows, other._builtin, other._users
         self._book, self.has_persistent = other._book, other.has_persistent
-        self._failures = other._failures
+        self._failures, self._seeing = other._failures, other._seeing
         self._used_bytes, self._pinned_bytes = other._used_bytes, other._pinned_bytes
 
     def victims(self, bytes_needed: int, now_s: float) -> list[HeldPage]:
@@ -368,12 +373,12 @@ class RetentionManager:
             choice.consider_rows(chain(first, over))
             if choice.missing_bytes > 0:
                 self._ask(self._users, choice, now_s)
-            unpinned_bytes = self._used_bytes - self._pinned_bytes
-            if choice.missing_bytes > 0 and choice.seen_bytes < unpinned_bytes:
-                self.counts.fallbacks += 1
             first = []
         if choice.missing_bytes > 0:
+            proposed_bytes = choice.seen_bytes
             choice.consider_rows(chain(first, self._builtin.row_victims(first)))
+            # What is before a page in use may be proposed by nobody: that is no failure of a policy.
+            self.counts.fallbacks += self._users is not None and choice.seen_bytes > proposed_bytes
         if choice.missing_bytes > 0:
             choice.consider_last()
         self.counts.victims += len(choice.rows)
@@ -405,6 +410,14 @@ class RetentionManager:
                     raise
                 self._failed("stored", error)
 
+    def _tell_pins(self, call: str, tell: Callable[[], None]) -> None:
+        try:
+            tell()
+        except BaseException as error:
+            if not is_own(error):
+                raise
+            self._failed(call, error)
+
     def _ask(self, policy: RetentionPolicy, choice: VictimChoice, now_s: float) -> None:
         # A policy may propose without end: one for each page and some nonsense is all it gets.
         limit = len(self._rows) + _NONSENSE_LIMIT
@@ -427,3 +440,8 @@ class RetentionManager:
             where=self._name,
             traces=True,
         )
+
+
+def _told_of_pins(policy: RetentionPolicy | None) -> SeesPins | None:
+    """Return what to tell of pins: a user's policy that wants to know them, or what asks it."""
+    return None if seeing_pins(behind(policy)) is None else seeing_pins(policy)

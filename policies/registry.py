@@ -34,7 +34,7 @@ from pie.policies.prefetch import Prefetch
 from pie.policies.rebalance import Rebalance
 from pie.policies.replicate import Replicate
 from pie.policies.replicate_hot import ReplicateHot
-from pie.policies.retention import RetentionPolicy
+from pie.policies.retention import RetentionPolicy, SeesPins
 from pie.policies.routing import RoutingPolicy
 from pie.policies.routing_affinity import ConsistentHashRouting, PrefixAffinityRouting
 from pie.policies.routing_cost import CostRouting
@@ -42,7 +42,7 @@ from pie.policies.routing_plain import LeastLoadedRouting, PowerOfTwoRouting, Ro
 from pie.policies.routing_weighted import WeightedRouting
 from pie.policies.s3_fifo import S3FifoRetention
 from pie.policies.spill_to_pool import SpillToPool
-from pie.policies.user_code import MODULES, LateError, UserCode
+from pie.policies.user_code import MODULES, LateError, UserCode, note_loaded
 
 
 class PolicyKind(enum.StrEnum):
@@ -113,6 +113,8 @@ _METHODS: Mapping[PolicyKind, Mapping[str, int]] = {
     PolicyKind.SCALE: {"decide": 1},
 }
 """What a class of each kind must have, with the number of arguments it is called with."""
+_OF_PINS = {"pinned": 2, "unpinned": 2}
+"""What a retention policy may have besides: both or none."""
 
 _USER_CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
@@ -154,7 +156,9 @@ def resolve(
     if not _USER_CLASS.fullmatch(name):
         raise UnknownPolicyError(f"{name!r} is not written as `module:Class`")
     module_name, class_name = name.split(":")
-    module = _import(module_name, folder, code or UserCode())
+    code = code or UserCode()
+    module = _import(module_name, folder, code)
+    code.look_at(module)
     found = getattr(module, class_name, None)
     if found is None:
         classes = [n for n, v in vars(module).items() if inspect.isclass(v)]
@@ -230,6 +234,7 @@ def _import_file(name: str, file: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise UnknownPolicyError(f"{file} is not a Python module")
     module = importlib.util.module_from_spec(spec)
+    note_loaded(own_name, file)
     # Dataclasses and the like look their module up while it is being run.
     sys.modules[own_name] = module
     try:
@@ -244,7 +249,10 @@ def _require_kind(kind: PolicyKind, name: str, found: object) -> None:
     """Raise unless `found` is a class with the methods of its kind."""
     if not inspect.isclass(found):
         raise UnknownPolicyError(f"{name!r} is not a class but a {type(found).__name__}")
-    for method, arguments in _METHODS[kind].items():
+    methods = dict(_METHODS[kind])
+    if kind is PolicyKind.RETENTION and issubclass(found, SeesPins):
+        methods |= _OF_PINS
+    for method, arguments in methods.items():
         function = getattr(found, method, None)
         if not callable(function):
             raise UnknownPolicyError(f"{name!r} is not a {kind} policy: it has no `{method}`")

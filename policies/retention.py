@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from pie.page.events import Part, Tier
 from pie.page.key import PageKey, RootKey
@@ -56,3 +56,23 @@ class RetentionPolicy(Protocol):
         Proposing changes nothing: what really leaves comes back through `removed`.
         """
         ...
+
+
+@runtime_checkable
+class SeesPins(Protocol):
+    """What a retention policy may have besides: it learns which of its pages are in use, and so cannot leave.
+
+    Pins count, and only the first and the last of a page are told; one that is removed has none any more.
+    """
+
+    def pinned(self, key: PageKey, part: Part) -> None:
+        """Learn that a held page is in use from now on."""
+
+    def unpinned(self, key: PageKey, part: Part) -> None:
+        """Learn that a held page is in use no longer."""
+
+
+def seeing_pins(policy: object) -> SeesPins | None:
+    """Return a policy where its class wants to learn of pins."""
+    # What an instance has may be data of the same name, and may say that it is of another type.
+    return policy if issubclass(type(policy), SeesPins) else None  # type: ignore[return-value]

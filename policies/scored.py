@@ -4,7 +4,7 @@ Covers keeping pages in order of what a user's class says of each. Does not cove
 (`pie.policies.retention`), which a policy has that goes by more than one page at a time.
 
 A page stands by its score among those that no held page follows; it joins them when the last one after it has left, so that
-a sequence goes from its end. Coming, leaving and a use cost O(log n) each for n pages, and one call of `score`; the
+a sequence goes from its end. One that is in use does not stand there, and so none before it. Coming, leaving, a use and a pin cost O(log n) each for n pages, and a use one call of `score`; the
 k-th proposal of an answer costs O(log k), however many pages there are.
 """
 
@@ -74,8 +74,20 @@ class ScoredRetention(ABC):
         if row >= 0:
             self._pages.remove(row)
 
+    def pinned(self, key: PageKey, part: Part) -> None:
+        """Learn that a page is in use: it is not proposed, and none before it."""
+        row = self._pages.rows.find(key, part)
+        if row >= 0:
+            self._pages.pin(row)
+
+    def unpinned(self, key: PageKey, part: Part) -> None:
+        """Learn that a page is in use no longer."""
+        row = self._pages.rows.find(key, part)
+        if row >= 0:
+            self._pages.unpin(row)
+
     def victims(self, bytes_needed: int, now_s: float) -> Iterator[tuple[PageKey, Part]]:  # noqa: ARG002
-        """Propose all pages, each as if those proposed before it had left. Ends at a change of them."""
+        """Propose all pages that may leave, each as if those proposed before it had left. Ends at a change of them."""
         rows = self._pages.rows
         return ((rows.key(row), rows.part(row)) for row in self._pages.in_order())
 
@@ -90,7 +102,7 @@ class ScoredRetention(ABC):
 
 @dataclass(slots=True)
 class _Pages:
-    """The pages of one tier, and those that nothing follows in order of their scores."""
+    """The pages of one tier, and those that nothing follows and nobody uses in order of their scores."""
 
     rows: PageRows = field(default_factory=PageRows)
     known: dict[Row, tuple[PageView, PageUse]] = field(default_factory=dict)
@@ -117,16 +129,29 @@ class _Pages:
     def rank(self, row: Row, score: float) -> None:
         self.events += 1
         self.ranks[row] = (score, self.events)
-        if not self.rows.children[row]:
-            self.leaves.put(row)
+        self._put_leaf(row)
+
+    def pin(self, row: Row) -> None:
+        self.events += 1
+        self.rows.pins[row] = 1
+        self.leaves.drop(row)
+
+    def unpin(self, row: Row) -> None:
+        self.events += 1
+        self.rows.pins[row] = 0
+        self._put_leaf(row)
 
     def remove(self, row: Row) -> None:
         self.events += 1
         self.leaves.drop(row)
         del self.known[row]
         parent = self.rows.remove(row)
-        if parent >= 0 and not self.rows.children[parent]:
-            self.leaves.put(parent)
+        if parent >= 0:
+            self._put_leaf(parent)
+
+    def _put_leaf(self, row: Row) -> None:
+        if not self.rows.children[row] and not self.rows.pins[row]:
+            self.leaves.put(row)
 
     def in_order(self) -> Iterator[Row]:
         rows, ranks, events = self.rows, self.ranks, self.events
@@ -147,7 +172,7 @@ class _Pages:
             parent = rows.parent(row)
             if parent >= 0:
                 gone[parent] = gone.get(parent, 0) + 1
-                if gone[parent] == rows.children[parent]:
+                if gone[parent] == rows.children[parent] and not rows.pins[parent]:
                     heapq.heappush(bared, (ranks[parent], parent))
 
     def check(self) -> None:
@@ -155,7 +180,7 @@ class _Pages:
         self.leaves.check()
         held = set(self.rows)
         assert held == self.known.keys()
-        bare = {row for row in held if not self.rows.children[row]}
+        bare = {row for row in held if not self.rows.children[row] and not self.rows.pins[row]}
         assert {row for row, place in enumerate(self.places) if place >= 0} == bare
 
 

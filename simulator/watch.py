@@ -28,7 +28,7 @@ from pie.policies.containing import is_builtin
 from pie.policies.ending import Endable, PolicyEndedError
 from pie.policies.failing import Asking, Failures
 from pie.policies.proposals import Proposals, sizes
-from pie.policies.retention import PageView, RetentionPolicy
+from pie.policies.retention import PageView, RetentionPolicy, seeing_pins
 from pie.policies.routing import Choice, RequestView, RoutingPolicy, WorkerView
 from pie.policies.rules import Ruled
 from pie.simulator.errors import StalledError
@@ -218,6 +218,7 @@ class _Retention(Asking):
         self._watch = watch
         self._name = name
         self._policy = policy
+        self._seeing = seeing_pins(policy)
 
     def stored(self, page: PageView, now_s: float) -> None:
         """Pass it on."""
@@ -230,6 +231,16 @@ class _Retention(Asking):
     def removed(self, key: PageKey, part: Part) -> None:
         """Pass it on."""
         self._watch.ask(self._name, lambda: self._policy.removed(key, part))
+
+    def pinned(self, key: PageKey, part: Part) -> None:
+        """Pass it on, to a policy that sees it."""
+        if (policy := self._seeing) is not None:
+            self._watch.ask(self._name, lambda: policy.pinned(key, part))
+
+    def unpinned(self, key: PageKey, part: Part) -> None:
+        """Pass it on."""
+        if (policy := self._seeing) is not None:
+            self._watch.ask(self._name, lambda: policy.unpinned(key, part))
 
     def victims(self, bytes_needed: int, now_s: float) -> Iterable[tuple[PageKey, Part]]:
         """Return what it proposes."""

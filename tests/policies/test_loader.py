@@ -38,6 +38,10 @@ class Short(LruRetention):
     def victims(self, bytes_needed):
         return []
 
+class Seeing(LruRetention):
+    def pinned(self, key, part): ...
+    def unpinned(self, key): ...
+
 class Later(LruRetention):
     async def victims(self, bytes_needed, now_s):
         return []
@@ -181,6 +185,7 @@ def test_wrong_options_are_told_with_their_place() -> None:
         ("worker: {retention: 'mine:NOT_A_CLASS'}", "is not a class but a int"),
         ("worker: {retention: 'mine:Helper'}", "is not a retention policy: it has no `stored`"),
         ("worker: {retention: 'mine:Short'}", "`victims` does not take the 2 arguments"),
+        ("worker: {retention: 'mine:Seeing'}", "`unpinned` does not take the 2 arguments"),
         ("worker: {retention: 'mine:Later'}", "`victims` must not be async"),
         ("cluster: {routing: 'mine:Mine'}", "is not a routing policy: it has no `choose`"),
         ("worker: {retention: 'mine:Mine'}", "worker.retention: option `keep` is needed"),
