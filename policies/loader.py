@@ -174,7 +174,7 @@ def load_policies(text: str | bytes, *, name: str, folder: Path | None = None) -
         prefixes=Prefixes(prefixes),
         prefix_places=places,
         patterns=tuple(reading.patterns),
-        warnings=tuple(tag_warnings(reading.patterns) if halves else (nothing,)),
+        warnings=(*reading.warnings, *tag_warnings(reading.patterns)) if halves else (nothing,),
     )
 
 
@@ -187,6 +187,8 @@ class _Reading:
     prefixes: Mapping[str, NamedPrefix]
     problems: list[Problem]
     patterns: list[TagPattern] = field(default_factory=list)
+    warnings: list[Problem] = field(default_factory=list)
+    """One for each file in `code.changed`."""
 
 
 def _several(value: Value, path: str, reading: _Reading) -> tuple[PolicySpec, ...]:
@@ -236,6 +238,12 @@ def _spec(kind: PolicyKind, value: Value, path: str, reading: _Reading) -> Polic
     except UnknownPolicyError as error:
         reading.problems.append(Problem(named.line, named.column, path, str(error)))
         return None
+    for file in reading.code.changed[len(reading.warnings) :]:
+        message = (
+            f"{file.name} has changed since it was loaded, and the old code goes on: save the new "
+            "code under a new module name, or restart what has loaded it"
+        )
+        reading.warnings.append(Problem(named.line, named.column, path, message))
     code = None if is_builtin(factory) else reading.code
     given_options = {entry.key: entry.value.plain for entry in options}
     values, wrong = check_options(factory, given_options, code)

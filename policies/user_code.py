@@ -1,18 +1,21 @@
 """A user's code run by a deadline while a policy file is read: imports of modules, and classes tried once.
 
 Covers running each piece on a thread of its own, waiting no longer than what one file may take in all, and going on
-with an import that an earlier file began. Does not cover what is imported (`pie.policies.registry`) or a policy
+with an import that an earlier file began; and which modules have changed on disk since they were loaded. Does not cover what is imported (`pie.policies.registry`) or a policy
 that is asked while serving (`pie.policies.aside`).
 
 An import that is late is not broken off, because what it imports itself would be left half done in a process that
-serves: it goes on beside, and is there for the next file once it is over.
+serves: it goes on beside, and is there for the next file once it is over. A module that is loaded is not loaded again.
 """
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 from collections.abc import Callable, Hashable
+from pathlib import Path
+from types import ModuleType
 from typing import Generic, TypeVar, cast
 
 from pie.policies.errors import PolicyError
@@ -27,6 +30,8 @@ _LEAST_S = 0.1
 _T = TypeVar("_T")
 _running: dict[Hashable, _Piece[object]] = {}
 _lock = threading.Lock()
+_loaded: dict[str, tuple[Path, bytes]] = {}
+"""Each module's file, and the digest of what was in it when it was loaded."""
 
 
 class LateError(PolicyError):
@@ -44,7 +49,18 @@ class UserCode:
         self.limit_s = LIMIT_S if limit_s is None else limit_s
         self.is_late = False
         """Whether some of it has not come back."""
+        self.changed: list[Path] = []
+        """Files that are no longer what was loaded of them, each once."""
         self._until_s = time.monotonic() + self.limit_s
+
+    def look_at(self, module: ModuleType) -> None:
+        """See whether the file of a module, which is loaded, has changed since."""
+        file = Path(getattr(module, "__file__", None) or "")
+        known = _loaded.get(module.__name__)
+        if known is None or known[0] != file:
+            note_loaded(module.__name__, file)
+        elif known[1] != _digest(file) and file not in self.changed:
+            self.changed.append(file)
 
     def run(self, name: Hashable, work: Callable[[], _T]) -> _T:
         """Return what a piece of code does, or what one of the same name does that runs already.
@@ -66,6 +82,19 @@ class UserCode:
         if piece.error is not None:
             raise piece.error
         return cast(_T, piece.result)
+
+
+def note_loaded(name: str, file: Path) -> None:
+    """Remember what is in the file of a module that is being loaded."""
+    _loaded[name] = (file, _digest(file))
+
+
+def _digest(file: Path) -> bytes:
+    """Return a digest of a file; of nothing where it cannot be read."""
+    try:
+        return hashlib.sha256(file.read_bytes()).digest()
+    except OSError:
+        return b""
 
 
 class _Piece(Generic[_T]):

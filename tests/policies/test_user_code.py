@@ -80,6 +80,29 @@ def test_an_import_goes_on_once_and_is_there_for_the_next_file(folder: Path) -> 
     assert (folder / "begun").read_text() == "x"
 
 
+def test_a_module_that_has_changed_since_it_was_loaded_is_warned_of_once_a_file(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(folder)
+    code = "from pie.policies.lru import LruRetention\nclass Mine(LruRetention): ...\n"
+    names = ["beside_it", "on_path_only"]
+    for name in names:
+        (folder / f"{name}.py").write_text(code)
+    for name, where in zip(names, (folder, None), strict=True):
+        text = f"# one line more\nworker: {{retention: '{name}:Mine'}}"
+        file = folder / f"{name}.py"
+        for saved, warnings in ((code, 0), (f"{code}# new\n", 1), (code, 0)):
+            file.write_text(saved)
+            for _ in range(2):
+                found = load_policies(text, name="p", folder=where).warnings
+                assert len(found) == warnings
+                assert all(
+                    str(one).startswith(f"2:21: worker.retention: {name}.py has changed since")
+                    for one in found
+                )
+        file.unlink()
+
+
 def test_two_files_at_once_see_a_module_that_is_whole(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
