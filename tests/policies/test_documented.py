@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable
+from dataclasses import fields
 from pathlib import Path
 from typing import get_args
 
@@ -14,7 +15,9 @@ from pie.policies.loader import load_policies, load_policy_file
 from pie.policies.options import options_schema
 from pie.policies.policy_set import WorkerMoves
 from pie.policies.registry import BUILTIN, PolicyKind
+from pie.policies.retention import PageView
 from pie.policies.rules import PartName, Selector, TierName
+from pie.policies.scored import PageUse
 from pie.worker.settings import ModelSettings
 from tests.support.serving import environment
 
@@ -197,3 +200,11 @@ def test_what_is_documented_is_the_example(tmp_path: Path) -> None:
     for line in blocks("python", OWN)[0].splitlines():
         if "yield" in line or "self._held" in line:
             assert line.strip() in example
+
+
+def test_all_that_a_score_goes_by_is_documented_in_its_order() -> None:
+    told = re.findall(r"^\| `(page|use)\.(\w+)` \|", OWN.read_text(), re.MULTILINE)
+    assert told == [
+        *(("page", one.name) for one in fields(PageView)),
+        *(("use", one.name) for one in fields(PageUse)),
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -146,6 +147,18 @@ def test_spare_workers_are_wanted_beside_the_busy_ones() -> None:
     manager = ClusterManager([("spare", scale)])
     decision = round_of(manager, ClusterView(0, 1, (), 0.0, places), {}, Held())
     assert {model: one.workers for model, one in decision.wanted.items()} == {"m": 2, "n": 1}
+
+
+def test_the_readme_has_a_line_for_each_of_them_with_its_kind() -> None:
+    told = re.findall(
+        r"^\| `([\w-]+)` \| (\w+) \|", (EXAMPLES / "README.md").read_text(), re.MULTILINE
+    )
+    project = tomllib.loads((EXAMPLES / "pyproject.toml").read_text())["project"]
+    assert sorted(told) == sorted(
+        (name, group.removeprefix("pie.policies."))
+        for group, names in project["entry-points"].items()
+        for name in names
+    )
 
 
 @pytest.fixture
