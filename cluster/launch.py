@@ -185,7 +185,10 @@ class Cluster:
             time.sleep(_POLL_S)
             self.poll()
         if self._policies is not None:
-            self._policies.start()
+            if self._config.policies.watch:
+                self._policies.start()
+            else:
+                self._policies.tell()
         return self.addresses()
 
     def addresses(self) -> Addresses:
@@ -364,8 +367,8 @@ class Cluster:
             # Read once: a place that starts again must not fail over an edit.
             "policies": read(config.policies.file),
         }
-        if config.policies.watch:
-            self._policies = self._watched_policies(config.policies.file)
+        if config.policies.file is not None:
+            self._policies = self._served_policies(config.policies.file)
         cores = psutil.cpu_count() or 1
         nodes = ray.nodes() if config.cluster.spread else [""]
         beside = -(-config.cluster.workers // len(nodes))
@@ -407,8 +410,7 @@ class Cluster:
             for i in range(config.cluster.workers)
         ]
 
-    def _watched_policies(self, file: Path | None) -> ServedPolicies:
-        assert file is not None, "the settings say so"
+    def _served_policies(self, file: Path) -> ServedPolicies:
         return ServedPolicies(
             file,
             checked(file).text,

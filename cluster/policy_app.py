@@ -59,7 +59,9 @@ def check(file: PolicyFile, config: ConfigFile = None, at: RouterAddress = None)
     epilog=_examples(
         "pie policy show",
         "pie policy show policies.yaml",
-        "pie policy show --at http://router:8000",
+        "pie policy show --in-force",
+        "pie policy show --version 3 > earlier.yaml",
+        "pie policy show --in-force --at http://router:8000",
     )
 )
 def show(
@@ -74,23 +76,40 @@ def show(
             "--at", help="Show what is in force instead: address of a router, http://HOST:PORT."
         ),
     ] = None,
+    is_in_force: Annotated[
+        bool,
+        typer.Option(
+            "--in-force",
+            help="Show what is in force instead, by the router that the configuration names or --at.",
+        ),
+    ] = False,
+    version: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Print the text of a version instead, as it was applied; 0 for the router's own file.",
+        ),
+    ] = None,
 ) -> None:
     """Print each policy and rule of a file, those included that it leaves as they are.
 
-    With --at those that are in force now, and their version.
+    With --in-force or --at those that are in force now, and their version.
     """
     from pie.cluster import policy_edit  # noqa: PLC0415
 
     with sentences():
-        if at is None:
-            say(policy_command.in_force(file or load(config).config.policies.file))
-        elif file is None:
+        asks = at is not None or is_in_force or version is not None
+        if file is not None and asks:
+            said = "a file and what a router has are two things to show: leave one out, or `pie policy diff` them"
+            raise ConfigError([said])
+        if is_in_force and version is not None:
+            raise ConfigError(["--in-force and --version are two things to show: leave one out"])
+        if version is not None:
+            say(policy_edit.text_of(desk_of(config, at), version))
+        elif asks:
             say(policy_edit.in_force(desk_of(config, at)))
         else:
-            said = (
-                "a file and --at are two things to show: leave one out, or `pie policy diff` them"
-            )
-            raise ConfigError([said])
+            say(policy_command.in_force(file or load(config).config.policies.file))
 
 
 @policy_app.command(

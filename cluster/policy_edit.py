@@ -283,6 +283,8 @@ def in_force(desk: Desk) -> str:
     if not report.version:
         said = "version 0, nothing was applied: what the router's configuration names"
     lines = [f"in force at {desk.url}: {said}", *([] if text else [f"  {BUILT_IN}"])]
+    if report.file_differs:
+        lines.insert(1, printable(report.file_differs))
     try:
         lines += lines_of(_as_here(text or "", f"version {report.version}", [desk.folder, None]))
     except PolicyFileError as error:
@@ -292,6 +294,20 @@ def in_force(desk: Desk) -> str:
         ]
         lines += [printable(one) for one in (text or "").splitlines()]
     return "\n".join(lines)
+
+
+def text_of(desk: Desk, version: int) -> str:
+    """Return the text of a version, as it was applied; what each place's own file says has none.
+
+    Raises:
+        ConfigError: There is none that can be printed.
+        NotRunningError: No router answers, or it has no such version any more.
+    """
+    text = desk.text(version)
+    if text is None:
+        said = "the built-ins, without a file" if not version else "what each place's own file says"
+        raise ConfigError([f"version {version} has no text: it is {said}"])
+    return text.removesuffix("\n")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""A policy file that is watched: what changes in it takes effect.
+"""The policy file of a cluster that serves: what changes in one that is watched takes effect.
 
 Covers noticing that a file has changed, however it was edited (written in place, replaced by another, or
 reached through a link that was turned, as those of a ConfigMap are), and for `pie serve` putting it in
-force through Redis. Does not cover what a file may say (`pie.policies.loader`) or how places come to run a
+force through Redis; and of one that is not watched, that something else is in force. Does not cover what a file may say (`pie.policies.loader`) or how places come to run a
 version (`pie.index.policy_follower`).
 """
 
@@ -25,6 +25,7 @@ from pie.index.settings import IndexSettings
 from pie.policies.document import MAX_BYTES
 from pie.policies.errors import PolicyFileError, PolicyLateError
 from pie.policies.loader import load_policies
+from pie.policies.versions import differs
 
 log = logging.getLogger("pie.cluster.policy_watch")
 
@@ -161,7 +162,7 @@ class PolicyWatch:
 
 
 class ServedPolicies:
-    """What `pie serve` does about a file that is watched, on a thread of its own.
+    """What `pie serve` does about its file; where that is watched, on a thread of its own.
 
     Args:
         file: The file.
@@ -189,6 +190,15 @@ class ServedPolicies:
             away=PageIndexError,
         )
         self._thread = threading.Thread(target=self._run, name="policies", daemon=True)
+
+    def tell(self) -> None:
+        """Say of a file that is not watched that another version is in force than it says."""
+        with contextlib.suppress(PageIndexError), self._store() as store:
+            number = store.current()
+            version = store.version(number) if number else None
+            text = None if version is None else version.text
+            if told := differs(number, text, self._own, str(self._file)):
+                self._report(told)
 
     def start(self) -> None:
         """Begin to watch."""

@@ -6,8 +6,10 @@ Covers asking a router and printing its answer. Does not cover what is counted
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
+import msgspec
 from rich.console import Console
 from rich.table import Table
 
@@ -55,7 +57,7 @@ def show_status(url: str, token: str, console: Console, trust: Trust = True) -> 
     Raises:
         NotRunningError: As `fetch_status`.
     """
-    status = fetch_status(url, token, trust)
+    status = _in_order(fetch_status(url, token, trust))
     console.print(f"router  {url}    model {status.model or 'none'}    index {status.index}")
     if status.routers_together != "ok":
         console.print(
@@ -65,6 +67,8 @@ def show_status(url: str, token: str, console: Console, trust: Trust = True) -> 
         console.print(f"policies  {policies}", markup=False)
     if status.policy_edit_refused:
         console.print(f"policies  {status.policy_edit_refused}", markup=False)
+    if status.policy_file_differs:
+        console.print(f"policies  {status.policy_file_differs}", markup=False)
     for line in _failing(status):
         console.print(f"policies  {line}", markup=False)
     for one in status.wanted:
@@ -97,6 +101,21 @@ def show_status(url: str, token: str, console: Console, trust: Trust = True) -> 
         + _counted_by(status),
         markup=False,
     )
+
+
+def _in_order(status: ClusterStatus) -> ClusterStatus:
+    """Return a status with places and routers by name: which router is asked, and what it heard of first, changes."""
+    return msgspec.structs.replace(
+        status,
+        workers=sorted(status.workers, key=lambda one: _numbered(one.place)),
+        pool=sorted(status.pool, key=lambda one: _numbered(one.place)),
+        routers=sorted(status.routers, key=lambda one: _numbered(one.router)),
+    )
+
+
+def _numbered(name: str) -> list[tuple[int, str]]:
+    """Return what sorts `worker-10` after `worker-2`."""
+    return [(int(one), "") if one.isdecimal() else (-1, one) for one in re.split(r"(\d+)", name)]
 
 
 def _counted_by(status: ClusterStatus) -> str:

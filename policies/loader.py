@@ -170,6 +170,7 @@ def load_policies(text: str | bytes, *, name: str, folder: Path | None = None) -
         migration=migration,
         rules=rules,
         text=text if isinstance(text, str) else text.decode("utf-8-sig"),
+        file=name,
         folder=folder,
         prefixes=Prefixes(prefixes),
         prefix_places=places,

@@ -80,6 +80,8 @@ class PolicySet:
     """What comes before the retention policy: the first rule that fits a page, and the first `quota` that does."""
     text: str | None = field(default=None, compare=False)
     """The file that they are from; None where there is none."""
+    file: str = field(default="", compare=False)
+    """What messages call that."""
     folder: Path | None = None
     """Where users' modules were looked for, besides Python's own path."""
     prefixes: Prefixes = field(default_factory=lambda: Prefixes({}), compare=False)

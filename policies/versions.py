@@ -7,10 +7,28 @@ Covers reading a version that was applied. Does not cover where versions come fr
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 from pie.policies.errors import PolicyFileError, PolicyLateError
-from pie.policies.loader import load_policies
+from pie.policies.loader import load_policies, read_policy_file
 from pie.policies.policy_set import PolicySet
+
+
+def differs(number: int, text: str | None, said: str | None, file: str) -> str:
+    """Return that a version is in force that says something else than the configuration's file; empty where it does not.
+
+    Args:
+        number: The version; 0 where none was applied.
+        text: What it says; None where that is what the configuration names.
+        said: What the file says; None where there is none, or it cannot be read.
+        file: What it is called.
+    """
+    if not number or text is None or said is None or text == said:
+        return ""
+    return (
+        f"version {number} is in force; {Path(file).name} differs from it "
+        f"(`pie policy apply {file}` or `pie policy rollback 0`)"
+    )
 
 
 class PolicyVersions:
@@ -23,6 +41,13 @@ class PolicyVersions:
     def __init__(self, own: PolicySet) -> None:
         self.own = own
         self.current = own
+
+    async def file_differs(self, number: int, text: str | None) -> str:
+        """Return that a version says something else than the configuration's file does by now; empty where not."""
+        if not number or text is None or not self.own.file:
+            return ""
+        said = await asyncio.to_thread(_read_now, self.own.file)
+        return differs(number, text, said, self.own.file)
 
     def read(self, number: int, text: str | None) -> PolicySet:
         """Return the policies of a version; None as its text is what the configuration names.
@@ -48,3 +73,12 @@ class PolicyVersions:
             raise
         except PolicyFileError as error:
             return str(error)
+
+
+def _read_now(file: str) -> str | None:
+    """Return what a file says; None where it cannot be read."""
+    try:
+        content = read_policy_file(Path(file)).text
+        return None if content is None else content.decode("utf-8-sig")
+    except (PolicyFileError, UnicodeDecodeError):
+        return None

@@ -437,6 +437,8 @@ class RouterApp:
 
     async def _show_status(self, exchange: Exchange) -> None:
         status = self._status(await self._census.take())
+        told = await self._policy_desk.file_differs(status.policy_version)
+        status = msgspec.structs.replace(status, policy_file_differs=told)
         await exchange.respond_json(200, await self._whole(status))
 
     async def _show_metrics(self, exchange: Exchange) -> None:

@@ -99,7 +99,15 @@ class PolicyDesk:
 
     async def show(self, exchange: Exchange) -> None:
         """Answer with versions and places."""
-        await exchange.respond_json(200, await self._asked(self._report))
+        report = await self._asked(self._report)
+        number = report.version
+        version = await self._asked(lambda store: store.version(number)) if number else None
+        told = "" if version is None else await self._policies.file_differs(number, version.text)
+        await exchange.respond_json(200, msgspec.structs.replace(report, file_differs=told))
+
+    async def file_differs(self, number: int) -> str:
+        """Return that the version that this router runs says something else than its configuration's file."""
+        return await self._policies.file_differs(number, self._policies.current.text)
 
     async def apply(self, exchange: Exchange) -> None:
         """Put a text in force everywhere."""

@@ -102,6 +102,8 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     """How often the routing policy failed, so that `cost` chose."""
     policy_edit_refused: str = ""
     """Why the latest edit of a policy file that is watched changed nothing; empty where it took effect."""
+    policy_file_differs: str = ""
+    """That another version is in force than the policy file of the router that was asked says; empty where it is that."""
     wanted: list[WantedLine] = []
     """Of models of which a policy says how many workers they should have."""
     remembered_answers: int = 0

@@ -103,3 +103,5 @@ class PolicyReport(msgspec.Struct, frozen=True):
     """Those heard of in the last ten seconds."""
     refused: RefusedEditLine | None = None
     """None where no file is watched, or its latest edit took effect."""
+    file_differs: str = ""
+    """That the version in force is another than the policy file of the router that was asked says; empty where it is that."""

@@ -222,6 +222,21 @@ def test_policy_show_at_a_router_says_what_is_in_force_there(
     assert lines[1:3] == ["  no policy file: built-ins", "  retention   lru"]
     router.own = "worker: {retention: lfu}"
     assert asked("show").stdout.splitlines()[1] == "  retention   lfu"
+    router.report = PolicyReport(3, [], [], None, "it differs")
+    assert asked("show", "--in-force").stdout.splitlines()[1:] == ["it differs", *SHOWN]
+
+
+def test_the_text_of_a_version_is_printed_as_it_was_applied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    router = Router(monkeypatch, "# mine\nworker: {retention: lfu}\n")
+    assert asked("show", "--version", "3").stdout == "# mine\nworker: {retention: lfu}\n"
+    router.text = None
+    done = asked("show", "--version", "3")
+    said = "pie: version 3 has no text: it is what each place's own file says\n"
+    assert (done.exit_code, done.stderr) == (2, said)
+    assert "leave one out" in asked("show", "--version", "3", "--in-force").stderr
+    assert "leave one out" in asked("show", "p.yaml", "--in-force").stderr
 
 
 def test_what_is_in_force_with_a_module_from_elsewhere_is_shown_as_text(

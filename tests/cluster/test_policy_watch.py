@@ -233,3 +233,25 @@ def test_what_pie_serve_watches_is_in_force_and_a_bad_edit_is_kept_for_status(
         served.close()
         store.close()
     assert said[0] == f"version 1 is in force, from {file}"
+
+
+@pytest.mark.live
+def test_what_is_not_watched_is_told_where_another_version_is_in_force(
+    tmp_path: Path, index_settings: IndexSettings
+) -> None:
+    file = tmp_path / "policies.yaml"
+    said: list[str] = []
+    served = ServedPolicies(file, LRU, index_settings.url, index_settings, said.append)
+    store = PolicyStore(index_settings.url, index_settings)
+    for text in (LRU, None):
+        served.tell()
+        store.apply(text, "as the file")
+    served.tell()
+    assert not said
+    store.apply(ARC, "another")
+    served.tell()
+    store.close()
+    (told,) = said
+    assert told.startswith(
+        "version 3 is in force; policies.yaml differs from it (`pie policy apply"
+    )

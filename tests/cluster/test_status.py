@@ -185,6 +185,27 @@ def test_which_policies_each_router_runs_is_shown(monkeypatch: pytest.MonkeyPatc
     assert "policies version 2: router" in printed(monkeypatch, alone)
 
 
+def test_places_and_routers_are_shown_by_name_whoever_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    workers = [msgspec.structs.replace(WORKER, place=f"worker-{one}") for one in (10, 2, 1)]
+    routers = [RouterLine(router=one, policy_version=1) for one in ("b", "a")]
+    status = ClusterStatus(
+        model="m",
+        index="ok",
+        workers=workers,
+        pool=[],
+        routers=routers,
+        policy_version=1,
+        policy_file_differs="it differs",
+    )
+    lines = printed(monkeypatch, status)
+    shown_first = [line.split()[0] for line in lines if line.startswith("worker-")][:3]
+    assert shown_first == ["worker-1", "worker-2", "worker-10"]
+    assert any(line.endswith("version 1: a, b") for line in lines)
+    assert "policies it differs" in lines
+
+
 @pytest.mark.parametrize(
     ("number", "told"),
     [

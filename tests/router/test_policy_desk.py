@@ -19,6 +19,7 @@ from pie.index.policy_store import PolicyKeys, PolicyStore
 from pie.index.server import EmbeddedServer
 from pie.index.settings import IndexSettings
 from pie.policies import user_code
+from pie.policies.loader import load_policy_file
 from pie.policies.policy_set import PolicySet
 from pie.policies.routing_plain import RoundRobinRouting
 from pie.router.key_file import KeyFile, write_key_file
@@ -31,7 +32,9 @@ __all__ = ["own_redis_server"]
 GOOD = "cluster: {routing: round-robin}"
 
 
-async def test_a_version_is_applied_and_the_router_runs_it(cluster: Cluster) -> None:
+async def test_a_version_is_applied_and_the_router_runs_it(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     router = await cluster.router(0)
     async with httpx.AsyncClient(base_url=router.url) as client:
         before = (await client.get("/admin/policies")).json()
@@ -44,7 +47,18 @@ async def test_a_version_is_applied_and_the_router_runs_it(cluster: Cluster) -> 
                 if [one["version"] for one in report["places"]] == [1]:
                     break
                 await asyncio.sleep(0.05)
-        assert (await client.get("/status")).json()["policy_version"] == 1
+        status = (await client.get("/status")).json()
+        assert status["policy_version"] == 1
+        assert status["policy_file_differs"] == ""
+        file = tmp_path / "own.yaml"
+        file.write_text("worker: {retention: lfu}")
+        router._policies.own = load_policy_file(file)
+        told = (await client.get("/status")).json()["policy_file_differs"]
+        assert told.startswith("version 1 is in force; own.yaml differs from it (`pie policy apply")
+        assert (await client.get("/admin/policies")).json()["file_differs"] == told
+        file.write_text(GOOD)
+        assert (await client.get("/status")).json()["policy_file_differs"] == ""
+        router._policies.own = PolicySet()
         listed = [(one["version"], one["text_bytes"], one["note"]) for one in report["versions"]]
         assert listed == [(1, len(GOOD), "a test")]
         for version, text in ((0, None), (1, GOOD)):
