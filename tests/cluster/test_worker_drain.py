@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from pie.cluster import worker_drain
 from pie.cluster.asking import Answer
 from pie.cluster.cli import app
+from pie.cluster.errors import UnansweredError
 from pie.router.api.places import WorkerDrained
 from pie.router.status import ClusterStatus, PlaceLine, WorkerLine
 
@@ -71,6 +72,21 @@ def test_a_name_that_is_no_workers_is_one_sentence_before_anything_is_asked(
 ) -> None:
     assert drain(name, *undo) == (2, [f"pie: {told}"])
     assert router.asked == []
+
+
+@pytest.mark.parametrize("undo", [(), ("--undo",)])
+def test_a_router_that_breaks_off_may_have_done_what_it_was_asked(
+    router: Router, undo: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def break_off(*_: object, **__: object) -> Answer:
+        raise UnansweredError("it was asked and has not answered")
+
+    monkeypatch.setattr(worker_drain, "ask_router", break_off)
+    code, said = drain("worker-0", *undo)
+    assert code == 1
+    assert said[-1] == (
+        "pie: it was asked and has not answered; whether worker-0 takes requests is not known: `pie status` says"
+    )
 
 
 @pytest.mark.parametrize(("left", "code"), [(0, 0), (3, 1)])
