@@ -103,6 +103,16 @@ def test_a_module_that_has_changed_since_it_was_loaded_is_warned_of_once_a_file(
         file.unlink()
 
 
+def test_a_module_that_is_saved_anew_while_it_is_imported_has_changed(folder: Path) -> None:
+    with pytest.raises(PolicyLateError):
+        load_policies(TEXT, name="p", folder=folder)
+    until((folder / "begun").exists)
+    (folder / "slow.py").write_text(f"{SLOW}# new\n")
+    (folder / "go").touch()
+    until(lambda: not user_code._running)
+    assert len(load_policies(TEXT, name="p", folder=folder).warnings) == 1
+
+
 def test_two_files_at_once_see_a_module_that_is_whole(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
