@@ -25,6 +25,7 @@ from pie.index.settings import IndexSettings
 from pie.policies.document import MAX_BYTES
 from pie.policies.errors import PolicyFileError, PolicyLateError
 from pie.policies.loader import load_policies
+from pie.policies.telling import told
 from pie.policies.versions import differs
 
 log = logging.getLogger("pie.cluster.policy_watch")
@@ -36,6 +37,10 @@ _SETTLES_S = 0.1
 _ENDS_S = 10.0
 
 Say = Callable[[str], object]
+
+
+class _StrangeError(Exception):
+    """What a file says could not be handed on, for a reason that nobody has foreseen."""
 
 
 class PolicyWatch:
@@ -117,7 +122,7 @@ class PolicyWatch:
     def _offer(self, content: bytes) -> None:
         try:
             is_told = self._told(functools.partial(self._hand_on, content))
-        except PolicyLateError:
+        except (PolicyLateError, _StrangeError):
             self._late, self._unread = content, ""
         else:
             if is_told:
@@ -153,6 +158,13 @@ class PolicyWatch:
             self._refuse(error.told())
         except ConfigError as error:
             self._refuse(error.problems)
+        except self._away:
+            raise
+        except Exception as error:
+            # Whatever it is, it is the edit's, and may be over at another look.
+            if content != self._late:
+                self._refuse([f"{self._file}: cannot be taken: {told(error)}"])
+            raise _StrangeError from error
         self._is_taken = is_taken
 
     def _say_once(self, text: str) -> None:

@@ -29,6 +29,7 @@ _MOST_VERSIONS = 100
 _MOST_BYTES = 16 << 20
 """Of all versions; the one in force stays whatever its size."""
 _MOST_PROBLEMS = 20
+_MOST_PROBLEM_CHARS = 2_000
 _HEARD_OF_S = 10
 """A place that has said nothing for so long is not waited for."""
 FORGOTTEN_S = 3600
@@ -210,7 +211,9 @@ class PolicyStore:
 
     def refuse(self, file: str, problems: Sequence[str]) -> None:
         """Say that the latest edit of a watched file is not acceptable, until one is or a text is applied."""
-        edit = RefusedEdit(file, round(time.time(), 3), tuple(problems[:_MOST_PROBLEMS]))
+        # A problem may repeat what an error says, which may be of any length and characters.
+        few = tuple(map(_kept, problems[:_MOST_PROBLEMS]))
+        edit = RefusedEdit(_kept(file), round(time.time(), 3), few)
         with translated():
             self._client.set(self._keys.refused, msgspec.json.encode(edit))
 
@@ -330,3 +333,8 @@ def _head(raw: bytes) -> VersionHead | None:
 
 def _is_number(raw: bytes) -> bool:
     return raw.isdigit() and len(raw) <= _MOST_DIGITS
+
+
+def _kept(text: str) -> str:
+    """Return a text that UTF-8 can say."""
+    return text[:_MOST_PROBLEM_CHARS].encode("utf-8", "backslashreplace").decode()

@@ -24,6 +24,7 @@ reported at once. Does not cover YAML itself (`pie.policies.document`) or what p
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +32,7 @@ from pathlib import Path
 from pie.policies.containing import is_builtin
 from pie.policies.document import MAX_BYTES, Entry, Value, parse_document
 from pie.policies.errors import PolicyFileError, PolicyLateError, Problem
-from pie.policies.options import check_options
+from pie.policies.options import OptionProblem, check_options
 from pie.policies.policy_set import PolicySet, PolicySpec, always
 from pie.policies.prefix_loader import PREFIXES, check_named, read_prefixes
 from pie.policies.prefixes import NamedPrefix, Prefixes, PrefixPlace
@@ -39,6 +40,7 @@ from pie.policies.reading import read_some
 from pie.policies.registry import (
     ALWAYS,
     DEFAULT,
+    PolicyClass,
     PolicyKind,
     UnknownPolicyError,
     did_you_mean,
@@ -47,7 +49,8 @@ from pie.policies.registry import (
 from pie.policies.rule_loader import read_rules
 from pie.policies.rules import Rule
 from pie.policies.tag_warnings import TagPattern, patterns_in, tag_warnings
-from pie.policies.user_code import UserCode
+from pie.policies.telling import line, name_of, said_by
+from pie.policies.user_code import LateError, UserCode
 
 _RULES = "rules"
 _HALVES: Mapping[str, tuple[PolicyKind, ...]] = {
@@ -61,6 +64,8 @@ _HALVES: Mapping[str, tuple[PolicyKind, ...]] = {
 }
 _MOST_MIGRATION = 16
 """Every one of them is asked once a second."""
+_MOST_SAID = 1_000
+"""Characters of what is wrong with an option of a user's class: it may name all that are allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +197,17 @@ class _Reading:
     """One for each file in `code.changed`."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """A policy's options, and what is found in them."""
+
+    values: Mapping[str, object]
+    wrong: list[OptionProblem]
+    patterns: list[TagPattern] = field(default_factory=list)
+    unnamed: list[Problem] = field(default_factory=list)
+    """What they say of prefixes that the file does not name."""
+
+
 def _several(value: Value, path: str, reading: _Reading) -> tuple[PolicySpec, ...]:
     """Return the migration policies that a list names, and those that are always there."""
     if value.items is None:
@@ -245,13 +261,9 @@ def _spec(kind: PolicyKind, value: Value, path: str, reading: _Reading) -> Polic
             "code under a new module name, or restart what has loaded it"
         )
         reading.warnings.append(Problem(named.line, named.column, path, message))
-    code = None if is_builtin(factory) else reading.code
-    given_options = {entry.key: entry.value.plain for entry in options}
-    values, wrong = check_options(factory, given_options, code)
     where = path.removesuffix(".policy")
-    reading.patterns.extend(patterns_in(factory, options, where))
     before = len(reading.problems)
-    check_named(factory, options, where, reading.prefixes, reading.problems)
+    values, wrong = _read_options(factory, options, where, reading)
     at = {entry.key: entry for entry in options}
     for problem in wrong:
         entry = at.get(problem.option)
@@ -260,6 +272,39 @@ def _spec(kind: PolicyKind, value: Value, path: str, reading: _Reading) -> Polic
         reading.problems.append(Problem(line, column, below, problem.message))
     is_good = len(reading.problems) == before
     return PolicySpec(named.plain, factory, values) if is_good else None
+
+
+def _read_options(
+    factory: PolicyClass, entries: list[Entry], where: str, reading: _Reading
+) -> tuple[Mapping[str, object], list[OptionProblem]]:
+    """Return a policy's options as its constructor wants them, and what is wrong with them."""
+    options = {entry.key: entry.value.plain for entry in entries}
+    is_users, name = not is_builtin(factory), name_of(factory)
+
+    def read() -> _Options:
+        try:
+            values, wrong = check_options(factory, options)
+            found = _Options(values, wrong, list(patterns_in(factory, entries, where)))
+            check_named(factory, entries, where, reading.prefixes, found.unnamed)
+        except BaseException as error:
+            if not is_users:
+                raise
+            said = said_by(error, names_kind=True)
+            return _Options(
+                {}, [OptionProblem("", f"the constructor of {name} cannot be read: {said}")]
+            )
+        return found
+
+    try:
+        named = ("made", id(factory), json.dumps(options, default=str))
+        found = reading.code.run(named, read) if is_users else read()
+    except LateError as error:
+        return {}, [OptionProblem("", f"a new {name} {error}")]
+    reading.patterns.extend(found.patterns)
+    reading.problems.extend(found.unnamed)
+    # What a user's class says may be of any length, and of any characters.
+    wrong = [OptionProblem(one.option, line(one.message, _MOST_SAID)) for one in found.wrong]
+    return found.values, wrong if is_users else found.wrong
 
 
 def _mapping(value: Value, path: str, what: str, problems: list[Problem]) -> list[Entry]:

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, ValidationError, create_model
+from pydantic_core import SchemaError
 
 from pie.policies.containing import is_own
 from pie.policies.registry import did_you_mean
-from pie.policies.user_code import LateError, UserCode
+from pie.policies.telling import name_of, said_by
 
 _Mark = TypeVar("_Mark")
 
@@ -32,12 +33,12 @@ class OptionProblem:
 
 
 def check_options(
-    policy: type[object], options: Mapping[str, object], code: UserCode | None = None
+    policy: type[object], options: Mapping[str, object]
 ) -> tuple[dict[str, object], list[OptionProblem]]:
     """Return the options as the constructor wants them, and what is wrong with them.
 
     A policy's options are its constructor's arguments; their annotations say what they may be. The
-    policy is made once, so that its own checks speak too: by `code`, where it is a user's.
+    policy is made once, so that its own checks speak too. Runs its code, whatever that may do and raise.
     """
     model, takes_any = _options_model(policy)
     told = json.dumps(options, default=str)
@@ -51,26 +52,23 @@ def check_options(
             # What it says of the others is to be told at once too.
             unknown = {problem.option for problem in wrong}
             known = {name: value for name, value in options.items() if name not in unknown}
-            wrong += check_options(policy, known, code)[1]
+            wrong += check_options(policy, known)[1]
         return {}, wrong
     values: dict[str, object] = {name: getattr(checked, f"o_{name}") for name in _given(checked)}
     if takes_any:
         values.update(checked.model_extra or {})
+    name = name_of(policy)
     try:
-        if code is None:
-            policy(**values)
-        else:
-            code.run(("made", policy, told), lambda: policy(**values))
-    except LateError as error:
-        return {}, [OptionProblem("", f"a new {policy.__name__} {error}")]
+        made = type(policy(**values))
     except BaseException as error:
         if not is_own(error):
             raise
-        said = str(error) if isinstance(error, Exception) else f"{type(error).__name__}: {error}"
-        problem = OptionProblem(
-            _named_in(said, options), f"{policy.__name__} refuses its options: {said}"
-        )
-        return {}, [problem]
+        said = said_by(error)
+        return {}, [OptionProblem(_named_in(said, options), f"{name} refuses its options: {said}")]
+    if not issubclass(made, policy):
+        # A `__new__` of its own may return anything.
+        said = f"{name} is of the wrong kind: it makes a {name_of(made)}, and no {name}"
+        return {}, [OptionProblem("", said)]
     return values, []
 
 
@@ -142,6 +140,11 @@ def _options_model(policy: type[object]) -> tuple[type[BaseModel], bool]:
     config = ConfigDict(extra="allow" if takes_any else "forbid")
     try:
         return create_model("Options", __config__=config, **fields), takes_any
+    except SchemaError as error:
+        text = str(error)
+        option = re.search(r'Field "o_(\w+)"', text)
+        of = f" of `{option[1]}`" if option else ""
+        raise TypeError(f"the annotation{of}: {text.splitlines()[-1].strip()}") from None
     except PydanticUserError:  # an annotation that no value from a file could have
         loose: dict[str, typing.Any] = {n: (typing.Any, field[1]) for n, field in fields.items()}
         return create_model("Options", __config__=config, **loose), takes_any

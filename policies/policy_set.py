@@ -13,9 +13,9 @@ from typing import cast
 
 from pie.policies.aside import AsidePolicy
 from pie.policies.cluster_policy import ClusterPolicy
-from pie.policies.containing import is_builtin
+from pie.policies.containing import is_builtin, is_own
 from pie.policies.drain import Drain
-from pie.policies.errors import Problem
+from pie.policies.errors import PolicyError, Problem
 from pie.policies.failing import Failures
 from pie.policies.prefetch import Prefetch
 from pie.policies.prefixes import Prefixes, PrefixPlace
@@ -26,6 +26,7 @@ from pie.policies.routing_aside import AsideRouting
 from pie.policies.rules import Rule, Ruled
 from pie.policies.spill_to_pool import SpillToPool
 from pie.policies.tag_warnings import TagPattern
+from pie.policies.telling import told
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,17 @@ class PolicySpec:
     """Of all policies that were made of it here."""
 
     def build(self) -> RetentionPolicy | RoutingPolicy | ClusterPolicy:
-        """Return a new policy."""
-        return self.factory(**self.options)
+        """Return a new policy.
+
+        Raises:
+            PolicyError: A user's class, of which one was made while the file was read, refuses this time.
+        """
+        try:
+            return self.factory(**self.options)
+        except BaseException as error:
+            if is_builtin(self.factory) or not is_own(error):
+                raise
+            raise PolicyError(f"a new {self.name} cannot be made: {told(error)}") from None
 
 
 def default_spec(kind: PolicyKind) -> PolicySpec:

@@ -15,7 +15,7 @@ import inspect
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 
@@ -23,7 +23,6 @@ from pie.policies.adaptive import AdaptiveRetention
 from pie.policies.arc import ArcRetention
 from pie.policies.by_load import ByLoad
 from pie.policies.cluster_policy import ClusterPolicy, FixedCopies, FixedWorkers
-from pie.policies.containing import is_own
 from pie.policies.drain import Drain
 from pie.policies.errors import PolicyError
 from pie.policies.expire import Expire
@@ -42,6 +41,7 @@ from pie.policies.routing_plain import LeastLoadedRouting, PowerOfTwoRouting, Ro
 from pie.policies.routing_weighted import WeightedRouting
 from pie.policies.s3_fifo import S3FifoRetention
 from pie.policies.spill_to_pool import SpillToPool
+from pie.policies.telling import name_of, said_by
 from pie.policies.user_code import MODULES, LateError, UserCode, note_loaded
 
 
@@ -155,18 +155,32 @@ def resolve(
         )
     if not _USER_CLASS.fullmatch(name):
         raise UnknownPolicyError(f"{name!r} is not written as `module:Class`")
-    module_name, class_name = name.split(":")
+    module_name, _ = name.split(":")
     code = code or UserCode()
     module = _import(module_name, folder, code)
     code.look_at(module)
-    found = getattr(module, class_name, None)
-    if found is None:
-        classes = [n for n, v in vars(module).items() if inspect.isclass(v)]
-        raise UnknownPolicyError(
-            f"module {module_name!r} has no {class_name!r}{did_you_mean(class_name, classes)}"
-        )
-    _require_kind(kind, name, found)
-    return found  # type: ignore[no-any-return]
+    try:
+        found = code.run(("class", kind, id(module), name), lambda: _found_in(module, kind, name))
+    except LateError as error:
+        raise UnknownPolicyError(f"a look at {name!r} {error}") from error
+    if type(found) is str:
+        raise UnknownPolicyError(found)
+    return found  # type: ignore[return-value]
+
+
+def _found_in(module: ModuleType, kind: PolicyKind, name: str) -> PolicyClass | str:
+    """Return the class of a module that a name means, or why there is none; runs the user's code."""
+    module_name, class_name = name.split(":")
+    try:
+        found = getattr(module, class_name, None)
+        if found is None:
+            classes = [n for n, v in vars(module).items() if inspect.isclass(v)]
+            return (
+                f"module {module_name!r} has no {class_name!r}{did_you_mean(class_name, classes)}"
+            )
+        return _not_of(kind, name, found) or found
+    except BaseException as error:  # noqa: BLE001 - whatever it is, it is the module's
+        return f"{name!r} cannot be looked at: {said_by(error, names_kind=True)}"
 
 
 def _installed(kind: PolicyKind) -> Mapping[str, str]:
@@ -191,37 +205,45 @@ def _allowed(kind: PolicyKind, installed: Iterable[str] = ()) -> str:
 
 def _import(name: str, folder: Path | None, code: UserCode) -> ModuleType:
     """Import a user's module; one that lies in `folder` goes before any other of its name."""
+    file = None if folder is None else folder.joinpath(*name.split(".")).with_suffix(".py")
     try:
-        if folder is not None:
-            file = folder.joinpath(*name.split(".")).with_suffix(".py")
-            if file.is_file():
-                return code.run(("import", file), lambda: _import_file(name, file))
-        if name in sys.modules:
+        if file is not None and file.is_file():
+            found = code.run(
+                ("import", file), lambda: _imported(name, folder, lambda: _import_file(name, file))
+            )
+        elif name in sys.modules:
             return importlib.import_module(name)
-        return code.run(("import", name), lambda: importlib.import_module(name))
-    except UnknownPolicyError:
-        raise
+        else:
+            found = code.run(
+                ("import", name),
+                lambda: _imported(name, folder, lambda: importlib.import_module(name)),
+            )
     except LateError as error:
         raise UnknownPolicyError(
             f"the import of module {name!r} {error}: try again once it is over, or let it do less"
         ) from error
+    if isinstance(found, str):
+        raise UnknownPolicyError(found)
+    return found
+
+
+def _imported(name: str, folder: Path | None, work: Callable[[], ModuleType]) -> ModuleType | str:
+    """Return a user's module, or why it cannot be imported; runs the user's code."""
+    try:
+        return work()
     except ModuleNotFoundError as error:
-        if error.name == name or name.startswith(f"{error.name}."):
+        if error.name is not None and (error.name == name or name.startswith(f"{error.name}.")):
             looked = (
                 f"in {folder} or on Python's path"
                 if folder is not None
                 else "on Python's path, and no policy file is configured that it could lie beside"
             )
-            raise UnknownPolicyError(f"there is no module {name!r} {looked}") from error
-        raise UnknownPolicyError(f"module {name!r} cannot be imported: {error}") from error
-    except BaseException as error:
-        if not is_own(error):
-            raise
+            return f"there is no module {name!r} {looked}"
+        return f"module {name!r} cannot be imported: {said_by(error)}"
+    except BaseException as error:  # noqa: BLE001 - whatever it is, it is the module's
         frames = traceback.extract_tb(error.__traceback__)
         at = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-        raise UnknownPolicyError(
-            f"module {name!r} cannot be imported: {type(error).__name__}: {error}{at}"
-        ) from error
+        return f"module {name!r} cannot be imported: {said_by(error, names_kind=True)}{at}"
 
 
 def _import_file(name: str, file: Path) -> ModuleType:
@@ -245,25 +267,26 @@ def _import_file(name: str, file: Path) -> ModuleType:
     return module
 
 
-def _require_kind(kind: PolicyKind, name: str, found: object) -> None:
-    """Raise unless `found` is a class with the methods of its kind."""
+def _not_of(kind: PolicyKind, name: str, found: object) -> str:
+    """Return why what a module has is no policy of a kind: that is a class with certain methods. Nothing where it is."""
     if not inspect.isclass(found):
-        raise UnknownPolicyError(f"{name!r} is not a class but a {type(found).__name__}")
+        return f"{name!r} is not a class but a {name_of(type(found))}"
     methods = dict(_METHODS[kind])
     if kind is PolicyKind.RETENTION and issubclass(found, SeesPins):
         methods |= _OF_PINS
     for method, arguments in methods.items():
         function = getattr(found, method, None)
         if not callable(function):
-            raise UnknownPolicyError(f"{name!r} is not a {kind} policy: it has no `{method}`")
-        if inspect.iscoroutinefunction(function):
-            raise UnknownPolicyError(f"{name!r}: `{method}` must not be async")
+            return f"{name!r} is not a {kind} policy: it has no `{method}`"
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+            return f"{name!r}: `{method}` must not be async"
         try:
             inspect.signature(function).bind(None, *range(arguments))
         except TypeError as error:
-            raise UnknownPolicyError(
+            return (
                 f"{name!r}: `{method}` does not take the {arguments} arguments of a {kind} "
-                f"policy: {error}"
-            ) from error
+                f"policy: {said_by(error)}"
+            )
         except ValueError:  # a signature that Python cannot tell
             continue
+    return ""

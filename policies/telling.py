@@ -62,20 +62,27 @@ def told(error: BaseException) -> str:
     return f"{kind}: {text}{place_of(error, ' (', ')')}" if text else f"{kind}{place_of(error)}"
 
 
-def said_by(error: BaseException) -> str:
+def said_by(error: BaseException, *, names_kind: bool = False) -> str:
     """Return what an error says, in one line; runs the user's code, but never raises what that raises.
 
     For a thread of the user's own.
+
+    Args:
+        error: The error.
+        names_kind: Whether its class is named also where it is an `Exception` that says something.
     """
+    kind = name_of(type(error))
     try:
         text = str.__str__(str(error))
     except BaseException:  # noqa: BLE001 - whatever it is, it is the user's code's
-        return f"{name_of(type(error))}{place_of(error)}, which does not say what it is"
-    is_plain = issubclass(type(error), Exception)
-    kind = name_of(type(error))
+        return f"{kind}{place_of(error)}, which does not say what it is"
     if not text:
         return kind
-    return line(text) if is_plain else f"{kind}: {line(text)}"
+    return (
+        f"{kind}: {line(text)}"
+        if names_kind or not issubclass(type(error), Exception)
+        else line(text)
+    )
 
 
 def place_of(error: BaseException, before: str = " at ", after: str = "") -> str:
@@ -91,9 +98,9 @@ def trace_of(error: BaseException) -> list[str]:
     return list(_places(error, ", line {}, in {}"))[-_MOST_FRAMES:]
 
 
-def line(text: str) -> str:
+def line(text: str, most: int = MOST_SAID) -> str:
     """Return a text in one line, whatever is in it, and no more than some of it."""
-    short = text if len(text) <= MOST_SAID else f"{text[:MOST_SAID]}…"
+    short = text if len(text) <= most else f"{text[:most]}…"
     return "".join(c if c.isprintable() else " " for c in short)
 
 

@@ -31,6 +31,7 @@ class Taker:
         self.refused: list[Sequence[str]] = []
         self.said: list[str] = []
         self.is_away = False
+        self.error: Exception | None = None
         self.watch = PolicyWatch(
             file,
             take=self.take,
@@ -43,6 +44,8 @@ class Taker:
     def take(self, text: str) -> None:
         if self.is_away:
             raise NotRunningError("nobody is there")
+        if self.error is not None:
+            raise self.error
         self.taken.append(text)
 
     def refuse(self, problems: Sequence[str]) -> None:
@@ -179,6 +182,19 @@ def test_a_file_whose_module_is_imported_for_long_is_refused_once_and_taken_when
     taker.look()
     assert taker.taken == ["worker: {retention: 'watched_long:Long'}"]
     assert len(taker.refused) == 1
+
+
+def test_whatever_goes_wrong_with_an_edit_is_refused_once_and_tried_again(tmp_path: Path) -> None:
+    file = tmp_path / "policies.yaml"
+    file.write_text(LRU)
+    taker = Taker(file)
+    taker.error = RuntimeError("can't start new thread")
+    taker.look()
+    (told,) = taker.refused
+    assert told[0].startswith(f"{file}: cannot be taken: RuntimeError: can't start new thread (")
+    taker.error = None
+    taker.look()
+    assert (taker.taken, len(taker.refused)) == ([LRU], 1)
 
 
 def test_watching_needs_a_file_to_watch(tmp_path: Path) -> None:

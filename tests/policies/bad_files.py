@@ -11,6 +11,61 @@ MODULES = {
     "raising": "raise RuntimeError('not today')\n",
     "leaving": "raise SystemExit(0)\n",
     "wrong": "def (:\n",
+    "unruly": """
+from typing import Annotated
+from pydantic import Field
+
+class Base:
+    def stored(self, page, now_s): ...
+    def hit(self, key, part, now_s): ...
+    def removed(self, key, part): ...
+    def victims(self, bytes_needed, now_s): return []
+
+class UntoldError(Exception):
+    def __str__(self): return self.told()
+    def told(self): raise RuntimeError("no text")
+
+class NoTextError(UntoldError):
+    def told(self): return 5
+
+class LongError(UntoldError):
+    def told(self): return "x" * 50_000_000
+
+class Untold(Base):
+    def __init__(self): raise UntoldError
+
+class NoText(Base):
+    def __init__(self): raise NoTextError
+
+class Long(Base):
+    def __init__(self): raise LongError
+
+class Surrogate(Base):
+    def __init__(self): raise ValueError("half a \\ud800 letter\\nof two lines")
+
+class BadPattern(Base):
+    def __init__(self, x: Annotated[str, Field(pattern="[")] = "a"): ...
+
+class BadLimit(Base):
+    def __init__(self, x: Annotated[int, Field(ge="a")] = 1): ...
+
+class TwoDefaults(Base):
+    def __init__(self, x: Annotated[int, Field(default_factory=int)] = 1): ...
+
+class NoAnnotation(Base):
+    def __init__(self, x: "1 / 0" = 1): ...
+
+class Meta(type):
+    def __getattr__(cls, name): raise RuntimeError(f"no {name}")
+
+class OfMeta(Base, metaclass=Meta): ...
+
+class Five(Base):
+    def __new__(cls): return 5
+
+class Yields(Base):
+    async def victims(self, bytes_needed, now_s): yield
+""",
     "kinds": "class Helper: ...\n\ndef function(): ...\n",
 }
 
@@ -53,6 +108,11 @@ def _bomb() -> str:
     return "\n".join(lines)
 
 
+def _unruly(name: str, said: str) -> BadFile:
+    at = "1:21: worker.retention"
+    return BadFile(f"unruly {name}", f"worker: {{retention: 'unruly:{name}'}}", [f"{at}: {said}"])
+
+
 _TIME = "must be a time such as `30s`, `10m`, `2h` or `1d`"
 _SIZE = "must be a size above 0, such as `512MiB` or `2GiB`"
 _NUMBER = "should be a finite number"
@@ -60,6 +120,24 @@ _ALIAS = "aliases (`*name`) are not allowed in a policy file"
 _NEVER = "can never match: the rule in line"
 
 BAD_FILES = [
+    _unruly("Untold", "Untold refuses its options: UntoldError at "),
+    _unruly("NoText", "NoText refuses its options: NoTextError at "),
+    _unruly("Long", f"Long refuses its options: {'x' * 300}…"),
+    _unruly("Surrogate", "Surrogate refuses its options: half a   letter of two lines"),
+    _unruly(
+        "BadPattern",
+        "the constructor of BadPattern cannot be read: TypeError: the annotation of `x`",
+    ),
+    _unruly(
+        "BadLimit", "the constructor of BadLimit cannot be read: TypeError: the annotation of `x`"
+    ),
+    _unruly(
+        "TwoDefaults", "the constructor of TwoDefaults cannot be read: TypeError: cannot specify"
+    ),
+    _unruly("NoAnnotation", "the constructor of NoAnnotation cannot be read: ZeroDivisionError"),
+    _unruly("OfMeta", "the constructor of OfMeta cannot be read: RuntimeError: no "),
+    _unruly("Five", "Five is of the wrong kind: it makes a int, and no Five"),
+    _unruly("Yields", "'unruly:Yields': `victims` must not be async"),
     BadFile("unknown policy", "worker: {retention: lruu}", ["'lruu', did you mean 'lru'?"]),
     BadFile("unknown action", _rule("action: tll"), ["'tll', did you mean 'ttl'?"]),
     BadFile("unknown half", "wroker: {}", ["'wroker', did you mean 'worker'?"]),

@@ -14,8 +14,9 @@ from pie.policies.choice_checks import checked
 from pie.policies.cluster_manager import Asked, ClusterManager
 from pie.policies.cluster_policy import ClusterView
 from pie.policies.containing import is_builtin, is_own
-from pie.policies.errors import BadChoiceError
+from pie.policies.errors import BadChoiceError, PolicyError
 from pie.policies.failing import class_name
+from pie.policies.loader import load_policies
 from pie.policies.manager import RetentionManager
 from pie.policies.retention import PageView
 from pie.policies.routing import Choice
@@ -252,3 +253,23 @@ def test_a_proposal_of_a_type_with_code_is_none(proposal: object) -> None:
     assert manager.victims(1, 0.0) == [(KEY, Part.FULL)]
     assert (manager.counts.failures, manager.counts.refused_unknown) == (0, 1)
     assert manager.counts.fallbacks == 1
+
+
+class Once(Retention):
+    """Can be made once."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        Once.made += 1
+        if Once.made > 1:
+            raise SaysError
+
+
+def test_a_class_that_can_be_made_once_is_told_without_its_code_at_the_next_time() -> None:
+    policies = load_policies(f"worker: {{retention: '{__name__}:Once'}}", name="f")
+    name = f"{__name__}:Once"
+    with pytest.raises(PolicyError, match=f"a new {name} cannot be made: SaysError at ") as caught:
+        policies.new_retention_aside()
+    assert caught.value.__suppress_context__

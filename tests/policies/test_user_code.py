@@ -146,6 +146,41 @@ def test_a_class_that_is_made_for_ever_is_one_sentence_too(folder: Path) -> None
     assert policies.retention.name == "stuck:Stuck"
 
 
+@pytest.mark.parametrize("hangs", ["__str__", "__getattribute__"])
+def test_what_a_class_or_its_error_says_for_ever_is_one_sentence_too(
+    hangs: str, folder: Path
+) -> None:
+    (folder / "says.py").write_text(
+        "import time\n"
+        "from pathlib import Path\n"
+        "from pie.policies.lru import LruRetention\n"
+        "def wait(*_):\n"
+        "    while not (Path(__file__).parent / 'go').exists(): time.sleep(0.01)\n"
+        "    return ''\n"
+        "class SaysError(Exception): __str__ = wait\n"
+        "class Raises(LruRetention):\n"
+        "    def __init__(self): raise SaysError\n"
+        "class Meta(type): __getattribute__ = wait\n"
+        "class Looks(LruRetention, metaclass=Meta): ...\n"
+    )
+    name, said = {
+        "__str__": ("Raises", "a new Raises has not come back in 0.3 s"),
+        "__getattribute__": ("Looks", "a look at 'says:Looks' has not come back in 0.3 s"),
+    }[hangs]
+    refused: list[str] = []
+
+    def load() -> None:
+        with pytest.raises(PolicyLateError) as caught:
+            load_policies(f"worker: {{retention: 'says:{name}'}}", name="p", folder=folder)
+        refused.extend(map(str, caught.value.problems))
+
+    # Where it hangs, the test does not.
+    thread = threading.Thread(target=load, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert refused == [f"1:21: worker.retention: {said}, and goes on by itself"]
+
+
 def test_every_module_that_is_late_is_told(folder: Path) -> None:
     for number in range(3):
         (folder / f"slow{number}.py").write_text(SLOW)
