@@ -210,7 +210,9 @@ def _work(workers: Sequence[WorkerLine]) -> Table:
 
 def _tiers(workers: Sequence[WorkerLine]) -> Table:
     """Return what each worker holds below device memory, and what came back from there."""
-    table = _table("worker", "host", "of", "disk", "of", "host tok", "disk tok", "lost", "bad")
+    table = _table(
+        "worker", "host", "of", "disk", "of", "host tok", "disk tok", "evicted", "lost", "bad"
+    )
     for one in workers:
         table.add_row(
             one.place,
@@ -221,7 +223,12 @@ def _tiers(workers: Sequence[WorkerLine]) -> Table:
             ),
             *(
                 _figure(one.counters, name)
-                for name in ("cached_tokens_host", "cached_tokens_disk", "pages_lost")
+                for name in (
+                    "cached_tokens_host",
+                    "cached_tokens_disk",
+                    "pages_evicted",
+                    "pages_lost",
+                )
             ),
             _figure(one.counters, "disk_bad_pages"),
         )

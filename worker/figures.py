@@ -59,6 +59,7 @@ class Figures:
         if offload is not None and offload.tiers is not None:
             seen.append(offload.tiers.policy_counts)
         policy = counted_together(seen)
+        evicted = sum(table.evicted for table in tables)
         return WorkerStatus(
             state="serving",
             policy_failures=policy.failures,
@@ -107,6 +108,9 @@ class Figures:
             cached_tokens_pool=counters.cached_tokens_loaded[LoadTier.POOL],
             pages_stored=self.stores.stored,
             pages_store_dropped=self.stores.dropped,
+            pages_evicted=evicted,
+            # Lower tiers count by themselves which pages they had no room for.
+            pages_lost=evicted if offload is None or offload.is_last else 0,
             pages_loaded={tier.value: n for tier, n in counters.pages_loaded.items()},
             pages_prefetched=0 if offload is None else offload.prefetched,
             loads_missed=0 if offload is None else offload.counts.missed,

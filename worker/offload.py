@@ -99,6 +99,8 @@ class Offload:
         self._copies = copies
         self._pool = pool
         self.tiers = tiers
+        self.is_last = pool is None and tiers is None
+        """Whether nothing is below device memory."""
         self._put = put
         self._limit_s = limit_s
         self._loop = asyncio.get_running_loop()

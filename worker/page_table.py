@@ -134,6 +134,8 @@ class PageTable:
     retention: RetentionManager
     below: Below | None = None
     model_root: RootKey = NO_ROOT
+    evicted: int = field(init=False, default=0)
+    """Pages that left for others."""
     _pages: list[_Page] = field(init=False)
     _free: FreePages = field(init=False)
     _by_key: dict[PageKey, PageSlot] = field(init=False, default_factory=dict)
@@ -378,6 +380,7 @@ class PageTable:
             self.below.demote([(slot, self._frozen(slot)) for slot in slots])
         for key in victims:
             self._free_idle(key)
+        self.evicted += len(victims)
         return True
 
     def _free_idle(self, key: PageKey) -> None:

@@ -104,8 +104,11 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Pages that were copied to a lower tier before they had to leave device memory."""
     pages_copied_late: Counter[int] = 0
     """Pages that were copied to host memory when they had to leave."""
+    pages_evicted: Counter[int] = 0
+    """Pages, and a recurrent model's snapshots, that left device memory for others, whether or not they are elsewhere."""
     pages_lost: Counter[int] = 0
-    """Pages that left device memory for nowhere: no lower tier had room, the pool took them not."""
+    """Of them, those that left for nowhere: no lower tier had room, or there is none, and the pool took them not. Without a lower
+    tier in the worker, which would know what the pool took, and with a pool, none are counted."""
     pages_demoted: Counter[int] = 0
     """Parts of pages that host memory handed down to disk."""
     pages_promoted: Counter[int] = 0

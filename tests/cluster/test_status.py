@@ -32,6 +32,7 @@ WORKER = WorkerLine(
         "failed": 3,
         "cached_tokens_host": 2_000_000,
         "cached_tokens_disk": 64,
+        "pages_evicted": 400,
         "pages_lost": 5,
         "disk_bad_pages.checksum": 1,
         "disk_bad_pages.missing": 2,
@@ -70,8 +71,8 @@ def test_what_places_count_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "worker-0 unreachable 128 1024 2730/12730 58231 12777" in lines
     assert "worker cached tok from pool stored dropped loaded preempted failed" in lines
     assert "worker-0 81.2M 1.2M 99999 12 123k 10230 3" in lines
-    assert "worker host of disk of host tok disk tok lost bad" in lines
-    assert "worker-0 200 MiB 1.0 GiB - - 2.0M 64 5 3" in lines
+    assert "worker host of disk of host tok disk tok evicted lost bad" in lines
+    assert "worker-0 200 MiB 1.0 GiB - - 2.0M 64 400 5 3" in lines
     assert "pool state used of pages hits misses evicted bad indexed" in lines
     assert "pool-0 draining 123 MiB 1.0 TiB 60000 123k 7 1.0G 3 60" in lines
     assert not any(line.startswith("why") for line in lines)

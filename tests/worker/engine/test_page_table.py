@@ -76,7 +76,9 @@ def test_evicts_idle_pages_only_when_pages_run_out(table: PageTable) -> None:
     table.take_changes()
     assert table.allocate(TOTAL - 4, 0) is not None
     assert not table.take_changes()
+    assert table.evicted == 0
     assert table.allocate(1, 0) is not None
+    assert table.evicted == 1
     (change,) = table.take_changes()
     assert not change.stored
     assert change.page.key == key(4), "the tail goes before what it needs"

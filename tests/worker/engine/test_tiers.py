@@ -68,6 +68,7 @@ async def test_an_idle_conversation_comes_back_from_host_memory(workers: Workers
     status = worker.engine.engine.status
     assert (status.cached_tokens_host, status.pages_loaded["host"]) == (FULL * PAGE, FULL)
     assert worker.figure("pages_lost") == 0
+    assert worker.engine.engine.status.pages_evicted >= FULL
 
 
 async def test_and_from_disk(workers: Workers, tmp_path: Path) -> None:
@@ -100,6 +101,8 @@ async def test_without_lower_tiers_what_leaves_is_computed_again(workers: Worker
     assert worker.engine.tiers is None
     await worker.ask(PROMPT)
     await worker.forget()
+    status = worker.engine.engine.status
+    assert status.pages_lost == status.pages_evicted >= FULL
     answer = await worker.ask(FOLLOW_UP, 5)
     assert answer.token_ids == toy_answer(FOLLOW_UP, 5)
     assert answer.cached.total == 0
