@@ -21,7 +21,7 @@ from pie.cluster.asking import Trust, ask_router
 from pie.cluster.errors import ConfigError, NotRunningError, UnansweredError, UncertainError
 from pie.cluster.policy_command import BUILT_IN, checked, lines_of
 from pie.cluster.policy_watch import WATCH_S, PolicyWatch
-from pie.cluster.sentences import printable, warn
+from pie.cluster.sentences import counted, printable, warn
 from pie.index.policy_store import NOT_KNOWN
 from pie.policies.errors import PolicyFileError
 from pie.policies.loader import load_policies
@@ -256,11 +256,14 @@ def events(desk: Desk) -> str:
     lines = []
     for one in reversed(desk.events().events):
         when = datetime.fromtimestamp(one.at_unix_s, UTC)
-        what = f"group {one.group[:16]} to {one.copies} copies: " if one.group else ""
+        what = ""
+        if one.group:
+            what = f"group {one.group[:16]} to {counted(one.copies, 'copy', 'copies')}: "
         if one.place:
-            what = f"{one.place}{f', {one.pages} pages' if one.pages else ''}: "
+            pages = f", {counted(one.pages, 'page')}" if one.pages else ""
+            what = f"{one.place}{pages}: "
         if one.model:
-            what = f"{one.model} to {one.workers} workers: "
+            what = f"{one.model} to {counted(one.workers, 'worker')}: "
             if one.action == "lapse":
                 what = f"{one.model}: "
         said = printable(f"{one.policy} {one.action}  {what}{one.reason}")

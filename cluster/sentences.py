@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import typer
 
-from pie.cluster.errors import ClusterError, ConfigError, UncertainError
+from pie.cluster.errors import ClusterError, ConfigError, SimulationError, UncertainError
 
 
 def printable(text: str) -> str:
@@ -21,6 +21,11 @@ def printable(text: str) -> str:
     return "".join(
         one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
     )
+
+
+def counted(number: int, one: str, several: str = "") -> str:
+    """Return a number of things in words: 1 page, 2 pages."""
+    return f"{number} {one if number == 1 else several or f'{one}s'}"
 
 
 def warn(text: str) -> None:
@@ -35,6 +40,10 @@ def sentences() -> Iterator[None]:
         yield
     except ConfigError as error:
         for problem in error.problems:
+            print(f"pie: {problem}", file=sys.stderr)
+        raise typer.Exit(2) from error
+    except SimulationError as error:
+        for problem in str(error).splitlines():
             print(f"pie: {problem}", file=sys.stderr)
         raise typer.Exit(2) from error
     except ClusterError as error:

@@ -100,19 +100,38 @@ class ByLoad:
         busy = sum(one.used_share for one in workers) / count
         running = sum(one.running for one in workers) / count
         loads = [
-            (waiting / self._waiting, f"{waiting:.1f} requests wait at a worker"),
-            (wait_s / self._wait_s, f"what waits at a worker takes {wait_s:.1f} s to compute"),
-            (busy / self._busy, f"{busy:.0%} of a worker's memory are in use"),
+            (waiting / self._waiting, f"{waiting:.1f} requests wait", _meant(self._waiting)),
+            (
+                wait_s / self._wait_s,
+                f"{wait_s:.1f} s of computing wait",
+                f"{self._wait_s:g} s are meant to",
+            ),
+            (
+                busy / self._busy,
+                f"{busy:.0%} of memory is in use",
+                f"{self._busy:.0%} is meant to be",
+            ),
         ]
         if self._running is not None:
-            loads.append((running / self._running, f"{running:.1f} sequences run at a worker"))
-        ratio, told = max(loads)
+            told = f"{running:.1f} sequences run"
+            loads.append((running / self._running, told, _meant(self._running)))
+        ratio, told, meant = max(loads)
         steady = abs(ratio - 1.0) <= self._tolerance
         wanted = count if steady else math.ceil(min(count * ratio, MOST_WORKERS))
-        return self._bounded(wanted), f"{told}, of {count}"
+        bounded = self._bounded(wanted)
+        where = "the one worker" if count == 1 else f"each of {count} workers"
+        reason = f"{told} at {where}, where {meant}"
+        if bounded != wanted:
+            named = "max" if bounded < wanted else "min"
+            reason += f"; `{named}` is {bounded}"
+        return bounded, reason
 
     def _bounded(self, workers: int) -> int:
         return min(max(workers, self._min), self._max)
+
+
+def _meant(number: float) -> str:
+    return f"{number:g} {'is' if number == 1 else 'are'} meant to"
 
 
 def _kept(leaving: int) -> str:

@@ -293,15 +293,15 @@ class ClusterManager:
 
     def _hint(self, view: ClusterView, decision: Decision) -> None:
         """End the round of hints."""
-        for model, wanted in decision.remembered.hints.end(view.now_s).items():
-            if wanted is None:
-                reason = "no policy says any more how many workers it wants, and no hint holds"
-                event = ClusterEvent("fixed", "lapse", None, 0, reason, model=model)
-            else:
-                policy, reason = wanted.policy, wanted.reason
-                event = ClusterEvent(
-                    policy, "hint", None, 0, reason, model=model, workers=wanted.workers
-                )
+        changed, lapsed = decision.remembered.hints.end(view.now_s)
+        for model, wanted in changed.items():
+            event = ClusterEvent(
+                wanted.policy, "hint", None, 0, wanted.reason, model=model, workers=wanted.workers
+            )
+            decision.events.append(event)
+        for model, wanted in lapsed.items():
+            reason = "no policy says any more how many workers it wants, and no hint holds"
+            event = ClusterEvent(wanted.policy, "lapse", None, 0, reason, model=model)
             decision.events.append(event)
         decision.wanted = decision.remembered.hints.in_force()
 

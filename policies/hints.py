@@ -46,19 +46,20 @@ class Hints:
             self._round[model] = wanted
         return ""
 
-    def end(self, now_s: float) -> dict[str, Wanted | None]:
-        """End a round; return the models whose number has changed, with None where nobody says one any more."""
-        changed: dict[str, Wanted | None] = {}
+    def end(self, now_s: float) -> tuple[dict[str, Wanted], dict[str, Wanted]]:
+        """End a round; return the models whose number has changed, and with what was said last those of which nobody says one any more."""
+        changed: dict[str, Wanted] = {}
+        lapsed: dict[str, Wanted] = {}
         for model, wanted in self._round.items():
             before = self._in_force.get(model)
             if before is None or before[0].workers != wanted.workers:
                 changed[model] = wanted
             self._in_force[model] = (wanted, now_s)
-        for model, (_, at_s) in list(self._in_force.items()):
+        for model, (wanted, at_s) in list(self._in_force.items()):
             if now_s - at_s >= KEPT_S:
                 del self._in_force[model]
-                changed[model] = None
-        return changed
+                lapsed[model] = wanted
+        return changed, lapsed
 
     def in_force(self) -> dict[str, Wanted]:
         """Return all that are in force."""

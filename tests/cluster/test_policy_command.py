@@ -431,8 +431,12 @@ def test_what_is_applied_is_what_was_checked_also_where_it_can_be_read_once(
             "by-load hint  m to 4 workers: it is busy",
         ),
         (
-            PolicyEventLine(0.0, "fixed", "lapse", "", 0, "no hint holds", model="m"),
-            "fixed lapse  m: no hint holds",
+            PolicyEventLine(0.0, "spill", "done", "", 0, "stored", place="w", pages=1),
+            "spill done  w, 1 page: stored",
+        ),
+        (
+            PolicyEventLine(0.0, "by-load", "lapse", "", 0, "no hint holds", model="m"),
+            "by-load lapse  m: no hint holds",
         ),
     ],
 )

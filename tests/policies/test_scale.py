@@ -64,6 +64,24 @@ def test_the_worst_load_says_how_many() -> None:
     assert settled(prompt_policy(running=100), places([(0, 0.0)], running=500)) == {"m": 5}
 
 
+def test_the_reason_says_what_is_there_what_is_meant_and_which_bound_holds() -> None:
+    def reason(policy: ByLoad, shown: Sequence[PlaceView]) -> str:
+        return policy.wanted(shown)[1]
+
+    assert reason(ByLoad(max=5, waiting=1), places([(3, 0.0), (3, 0.0)])) == (
+        "3.0 requests wait at each of 2 workers, where 1 is meant to; `max` is 5"
+    )
+    assert reason(ByLoad(), places([(0, 0.96)])) == (
+        "96% of memory is in use at the one worker, where 80% is meant to be"
+    )
+    assert reason(ByLoad(min=2), places([(0, 0.0)], wait_s=0.5)) == (
+        "0.5 s of computing wait at the one worker, where 2 s are meant to; `min` is 2"
+    )
+    assert reason(ByLoad(running=4), places([(0, 0.0)] * 3, running=6)) == (
+        "6.0 sequences run at each of 3 workers, where 4 are meant to"
+    )
+
+
 def test_a_little_more_or_less_than_it_is_meant_to_be_changes_nothing() -> None:
     for busy in (0.73, 0.8, 0.87):
         assert settled(prompt_policy(busy=0.8), places([(0, busy)] * 3)) == {"m": 3}
@@ -228,7 +246,7 @@ def test_a_hint_that_nobody_repeats_lapses() -> None:
     decision = decided(manager, KEPT_S)
     assert decision.wanted == {}
     (event,) = decision.events
-    assert (event.policy, event.action, event.model) == ("fixed", "lapse", "m")
+    assert (event.policy, event.action, event.model) == ("says", "lapse", "m")
     assert "no hint holds" in event.reason
 
 
