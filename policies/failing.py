@@ -31,6 +31,8 @@ class Failures:
     count: int = 0
     is_traced: bool = False
     """Whether the calls that led to one were logged."""
+    tells_once: bool = False
+    """Whether only the first one is logged, and the first with the calls that led to it: somebody else tells how many there were."""
 
     def tell(
         self,
@@ -60,7 +62,8 @@ class Failures:
         is_new = traces and not self.is_traced and not _is_ours(error)
         self.is_traced |= is_new
         # A policy that always raises must not fill the log.
-        if self.count & (self.count - 1) and not is_new:
+        is_due = self.count == 1 if self.tells_once else not self.count & (self.count - 1)
+        if not (is_due or is_new):
             return
         log.error(
             "%s%s failed in %s(): %s; %s%s%s",

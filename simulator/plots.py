@@ -6,6 +6,7 @@ Covers the page. Does not cover a plot's lines and axes (`pie.simulator.svg`) or
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from html import escape
 
@@ -27,7 +28,7 @@ table { border-collapse: collapse; margin-top: 1rem; font-variant-numeric: tabul
 th, td { padding: .3rem .8rem; border-bottom: 1px solid var(--rule); text-align: right;
   white-space: nowrap; }
 th[scope=row] { text-align: left; font-weight: normal; }
-thead th { vertical-align: bottom; white-space: normal; overflow-wrap: anywhere; min-width: 6rem;
+thead th { vertical-align: bottom; white-space: normal; overflow-wrap: break-word; min-width: 6rem;
   max-width: 14rem; }
 ul { color: var(--dim); margin: .6rem 0; padding-left: 1.2rem; overflow-wrap: anywhere; }
 .legend { display: flex; flex-wrap: wrap; gap: .1rem 1.2rem; }
@@ -37,6 +38,8 @@ svg { width: 100%; min-width: 700px; height: auto; display: block; }
 svg text { fill: var(--dim); font: 14px system-ui, sans-serif; }
 svg .rule { stroke: var(--rule); } svg .line { fill: none; stroke-width: 2; }
 """
+
+_CAPITAL = re.compile(r"(?<=[a-z0-9:])(?=[A-Z])")
 
 _Row = tuple[str, Callable[[Report], str]]
 
@@ -119,7 +122,9 @@ def _line(report: Report, at: int, points: Sequence[tuple[float, float]]) -> Lin
 
 def _key(at: int, name: str) -> str:
     """Return a name with its colour before it."""
-    return f'<span class="key" style="background:{colour(at)}"></span>{escape(name)}'
+    # A line may end before a capital, such as that of a class, rather than anywhere.
+    parts = "<wbr>".join(escape(one) for one in _CAPITAL.split(name))
+    return f'<span class="key" style="background:{colour(at)}"></span>{parts}'
 
 
 def _notes(reports: Sequence[Report]) -> str:

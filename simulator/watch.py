@@ -69,7 +69,7 @@ class Watch:
         self.limit_s = limit_s
         self.failures = Counter[str]()
         """How often each of them has raised, or chosen what cannot be."""
-        self._told = defaultdict[str, Failures](Failures)
+        self._told = defaultdict[str, Failures](lambda: Failures(tells_once=True))
         """The same for the log, which many ask."""
         self.times: dict[str, AnswerTimes] = {}
         """How long each of them took, in real time: nothing in a simulation goes by it."""

@@ -20,6 +20,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "trace.csv").write_text(TRACE)
     (tmp_path / "even.yaml").write_text("cluster: {routing: round-robin}")
+    (tmp_path / "bad.yaml").write_text("worker: {retention: lruu}\ncluster: 3")
     (tmp_path / f"{LONG}.yaml").write_text("cluster: {routing: least-loaded}")
     return tmp_path
 
@@ -55,6 +56,7 @@ def test_two_policy_files_are_compared_and_written(folder: Path) -> None:
         (("--trace", "trace.csv", "--pages", "1"), "request 1 has 620 tokens"),
         (("--trace", "even.yaml"), "even.yaml: line 1: column `arrival_s` is missing"),
         (("--trace", "trace.csv", "--policies", "trace.csv"), "trace.csv"),
+        (("--trace", "trace.csv", "--policies", "bad.yaml"), "pie: bad.yaml:2:10: cluster: "),
         (("--trace", "trace.csv", "--cost", "even.yaml"), "even.yaml: is not a cost model"),
         (("--calibrate", "--at", "http://127.0.0.1:9"), "no router answers at"),
     ],
@@ -66,4 +68,4 @@ def test_what_cannot_be_simulated_is_told_in_one_sentence(
     code, output = run(*arguments)
     assert code == 2
     assert said in output
-    assert "Traceback" not in output
+    assert all(line.startswith("pie: ") for line in output.splitlines())

@@ -66,9 +66,12 @@ def test_rules_of_other_routers_are_tried_beside_by_one_option(trace: Path) -> N
 def test_the_page_loads_nothing_and_names_every_set_of_policies() -> None:
     simulated = cluster()
     simulated.run_open([ask(at * 0.1, (1, 20), (at, 4)) for at in range(2, 30)])
-    page = html_page("<title>", [report_of(name, simulated) for name in ("a & b", "c")])
+    page = html_page(
+        "<title>", [report_of(name, simulated) for name in ("a & b", "peers:SglangThreshold")]
+    )
     assert not re.search(r"src=|href=|url\(|@import|<script", page)
     assert "a &amp; b" in page
+    assert "peers:<wbr>Sglang<wbr>Threshold</th>" in page
     assert page.count("<svg") == 4
     assert page.count("<polyline") == 6
     assert "nan" not in page
