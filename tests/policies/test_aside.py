@@ -95,17 +95,17 @@ def test_few_more_proposals_are_taken_than_needed_and_the_rest_is_broken_off_in_
     for at in range(2_000):
         manager.stored(view(at), 0.0)
     assert numbers(manager.victims(3, 0.0)) == [1999, 1998, 1997]
-    assert policy.proposed <= 256
+    assert policy.proposed <= 64
     # One that takes several turns, and one that takes all there is.
     assert numbers(manager.victims(1_000, 0.0)) == list(range(1999, 999, -1))
-    assert policy.proposed <= 256 + 256 + 512 + 1_024
+    assert policy.proposed <= 64 + 64 + 128 + 256 + 512 + 1_024
     assert len(manager.victims(5_000, 0.0)) == 2_000
     assert policy.ended_in == ["pie-policy"] * 3
     assert manager.counts.failures == manager.counts.fallbacks == 0
 
 
 class Slowing(Newest):
-    """Proposes one turn's pages at once, and no more until it is let go on."""
+    """Proposes the pages of two turns at once, and no more until it is let go on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class Slowing(Newest):
 
     def victims(self, bytes_needed: int, now_s: float) -> Iterator[tuple[PageKey, Part]]:
         for count, page in enumerate(reversed(self.held)):
-            if count == 256:
+            if count == 192:
                 self.go_on.wait()
             yield page
 
@@ -124,7 +124,7 @@ def test_all_turns_have_one_deadline_and_what_came_in_time_counts() -> None:
     for at in range(400):
         manager.stored(view(at), 0.0)
     until(lambda: len(policy.held) == 400)
-    assert numbers(manager.victims(258, 0.0)) == [*range(399, 143, -1), 0, 1]
+    assert numbers(manager.victims(194, 0.0)) == [*range(399, 207, -1), 0, 1]
     assert manager.counts.failures == manager.counts.fallbacks == 1
     policy.go_on.set()
 

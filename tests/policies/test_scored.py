@@ -152,10 +152,10 @@ def test_pages_in_use_are_not_proposed_whoever_asks_and_whenever_it_took_over(
         if at >= 400:
             manager.unpin(key(at), Part.FULL)
     assert leaving(2) == [299, 298]
-    assert first.proposed <= 2 * 256
+    assert first.proposed <= 2 * 64
     manager.end_replace()
     assert leaving(2) == [299, 298]
-    assert second.proposed <= 256
+    assert second.proposed <= 64
     for at in (300, 399, 499):
         for _ in range(manager.pins(key(at), Part.FULL)):
             manager.unpin(key(at), Part.FULL)
