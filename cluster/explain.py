@@ -16,6 +16,7 @@ from rich.table import Table
 from pie.cluster.asking import Trust, ask_router
 from pie.cluster.errors import UnknownRequestError
 from pie.cluster.printing import new_table
+from pie.cluster.sentences import printable
 from pie.router.api.explained import Attempt, Delivered, Explained, ExplainedSequence
 
 _TIMEOUT_S = 5.0
@@ -80,9 +81,20 @@ def _show_sequence(sequence: ExplainedSequence, console: Console) -> None:
             f"asked {attempt.place}{resumed}{forked}: {attempt.ending}; "
             f"{attempt.predicted_tokens} tokens were predicted to be held{awaited}"
         )
+        if attempt.policy:
+            console.print(chosen_by(attempt))
         console.print(_candidates(attempt))
     if sequence.delivered is not None:
         _show_delivered(sequence.delivered, console)
+
+
+def chosen_by(attempt: Attempt) -> str:
+    """Return which policy chose, and in place of which one."""
+    if not attempt.policy_failure:
+        return printable(f"chosen by `{attempt.policy}`")
+    return printable(
+        f"chosen by `cost`, in place of `{attempt.policy}`, which failed: {attempt.policy_failure}"
+    )
 
 
 def _candidates(attempt: Attempt) -> Table:

@@ -83,6 +83,10 @@ class Chosen(msgspec.Struct, Generic[Link], frozen=True):
     """Of its leading pages those that the worker has or loads by itself."""
     fork_of: str | None = None
     """Request id there whose prompt it shares, see `pie.wire.messages.Generate`."""
+    policy: str = ""
+    """What the routing policy in force is called."""
+    failure: str = ""
+    """Why it did not choose, so that `cost` did; empty where it chose."""
 
 
 class Chooser:
@@ -165,7 +169,7 @@ class Chooser:
             )
         (_, page_tokens), runs = next(iter(runs_by_root.items()))
         shown = tuple(view for view, _ in views.values())
-        choice = self._decide(
+        choice, failure = self._decide(
             RequestView(
                 request_id,
                 tokens,
@@ -195,6 +199,8 @@ class Chooser:
             awaited_pages=chosen.coming_tokens // link.record.page_tokens if awaited else 0,
             await_s=longest_wait_s(chosen.coming_ms, compute_ms),
             held_pages=held_at[choice.place].pages,
+            policy=self.failures.policy,
+            failure=failure,
         )
 
     def replace_policy(self, policy: RoutingPolicy, name: str = "") -> None:
@@ -203,26 +209,28 @@ class Chooser:
         self._is_builtin = _is_builtin(policy)
         self._told = failures_of(policy)
 
-    def _decide(self, request: RequestView, workers: tuple[WorkerView, ...]) -> Choice:
-        """Ask the policy; where it fails, the built-in answers."""
+    def _decide(self, request: RequestView, workers: Sequence[WorkerView]) -> tuple[Choice, str]:
+        """Ask the policy; where it fails, the built-in answers, and why is told too."""
+        failure = ""
         if self._policy is not self._fallback:
             try:
                 if self._is_builtin:
-                    return self._policy.choose(request, workers)
+                    return self._policy.choose(request, workers), ""
                 # Keys are a list that others read too.
                 shown = msgspec.structs.replace(request, keys=tuple(request.keys))
                 places = {worker.place for worker in workers}
-                return checked(self._policy.choose(shown, workers), places, len(workers))
+                return checked(self._policy.choose(shown, workers), places, len(workers)), ""
             # A user's policy may raise anything.
             except BaseException as error:
                 if not is_own(error):
                     raise
                 self._metrics.policy_failures.inc()
-                self.failures.note(reason_of(error))
+                failure = reason_of(error)
+                self.failures.note(failure)
                 self._told.tell(
                     log, self._policy, "choose", error, instead="`cost` chooses instead", says=False
                 )
-        return self._fallback.choose(request, workers)
+        return self._fallback.choose(request, workers), failure
 
 
 def _is_builtin(policy: RoutingPolicy) -> bool:

@@ -270,6 +270,8 @@ def _attempt(tried: Tried, *, ending: str) -> Attempt:
         predicted_tokens=chosen.predicted_tokens,
         ending=ending,
         is_fork=chosen.fork_of is not None,
+        policy="" if chosen.fork_of is not None else chosen.policy,
+        policy_failure="" if chosen.fork_of is not None else chosen.failure,
         awaited_tokens=chosen.awaited_pages * chosen.link.record.page_tokens,
         candidates=[
             Candidate(

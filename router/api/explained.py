@@ -51,6 +51,10 @@ class Attempt(msgspec.Struct, frozen=True):
     """Best first where the policy ranks them; the best 64."""
     awaited_tokens: int = 0
     """Leading tokens that it was to wait for, because another worker was computing them."""
+    policy: str = ""
+    """The routing policy that was in force; empty where none was asked."""
+    policy_failure: str = ""
+    """Why that did not choose, so that `cost` did: the kind and the place of what it raised; empty where it chose."""
 
 
 class LoadRun(msgspec.Struct, frozen=True):

@@ -41,6 +41,7 @@ def test_it_tells_why_tokens_were_computed_and_which_were_not(
     told = explain(cluster, tmp_path, cold["x-pie-request-id"]).stdout
     assert ": never-computed" in told
     assert ": partial-page" in told
+    assert "chosen by `cost`\n" in told
     assert "worker-0" in told
     assert "worker-1" in told
     assert "ferryman" not in told

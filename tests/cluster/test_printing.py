@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from pie.cluster import printing
+from pie.cluster.explain import chosen_by
+from pie.router.api.explained import Attempt
 
 LONG = "a-worker-whose-name-" + "is-long-" * 20
 
@@ -47,3 +50,12 @@ def test_all_commands_print_so() -> None:
         if re.search(r"\b(Console|Table)\(", file.read_text())
     }
     assert made == {"printing.py"}
+
+
+def test_who_chose_in_place_of_whom_is_told() -> None:
+    attempt = Attempt("w0", 0, 0, "done", False, [], policy="lanes:ShortLane")
+    assert chosen_by(attempt) == "chosen by `lanes:ShortLane`"
+    failed = msgspec.structs.replace(attempt, policy_failure="KeyError at lanes.py:7\x1b[2J")
+    assert chosen_by(failed) == (
+        "chosen by `cost`, in place of `lanes:ShortLane`, which failed: KeyError at lanes.py:7\\x1b[2J"
+    )

@@ -58,6 +58,7 @@ async def test_a_cold_and_a_warm_request_say_what_was_computed_and_why(
     ]
     [attempt] = sequence.attempts
     assert (attempt.place, attempt.ending, attempt.predicted_tokens) == ("w0", "done", 0)
+    assert (attempt.policy, attempt.policy_failure) == ("cost", "")
     [candidate] = attempt.candidates
     assert candidate.cost is not None
     assert candidate.cost.prefill_ms > 0

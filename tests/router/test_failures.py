@@ -75,6 +75,12 @@ async def test_every_router_tells_what_its_own_policy_did(
         asked = {"model": "mock", "prompt": "Where?", "max_tokens": 2}
         answer = await http.post(f"{router.url}/v1/completions", json=asked)
         assert answer.status_code == 200, "the built-in one chose"
+        name = answer.headers["x-pie-request-id"]
+        record = (await http.get(f"{router.url}/admin/requests/{name}")).json()
+        (attempt,) = record["sequences"][0]["attempts"]
+        assert attempt["policy"] == "of this test"
+        assert attempt["policy_failure"].startswith("ValueError at ")
+        assert "Where?" not in attempt["policy_failure"]
     found: dict[str, dict[str, object]] = {}
     async with asyncio.timeout(WAIT_S):
         while len(found) < 2:
