@@ -17,17 +17,18 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from pie.page.events import Part
 from pie.page.key import PageKey
 from pie.policies import aside, order_limits, routing_aside
 from pie.policies.choice_checks import checked
 from pie.policies.cluster_policy import ClusterPolicy, ClusterView, Order
-from pie.policies.containing import is_builtin
+from pie.policies.containing import is_builtin, is_own
 from pie.policies.ending import Endable, PolicyEndedError
 from pie.policies.failing import Asking, Failures
 from pie.policies.proposals import Proposals, sizes
+from pie.policies.proposed_orders import order_of
 from pie.policies.retention import PageView, RetentionPolicy, seeing_pins
 from pie.policies.routing import Choice, RequestView, RoutingPolicy, WorkerView
 from pie.policies.rules import Ruled
@@ -196,6 +197,17 @@ class Watch:
                     return
         finally:
             self.times[name].took(spent_s)
+            # What a policy does where its answer is not read to the end is under the limit too.
+            if not proposals.are_over:
+                self._close(name, proposals, until_s)
+
+    def _close(self, name: str, proposals: Proposals[_T], until_s: float) -> None:
+        """Let a policy end an answer; what it raises then is counted, and one that does not come back is late."""
+        try:
+            self.ask(name, proposals.close, until_s)
+        except BaseException as error:
+            if not is_own(error) and self._late is None:
+                raise
 
     def _look(self, is_main: bool) -> None:
         while not self._over.wait(_LOOK_S):
@@ -271,5 +283,9 @@ class _Cluster:
         self._policy = policy
 
     def decide(self, view: ClusterView) -> Iterable[Order]:
-        """Return its orders."""
-        return self._watch.proposals(self._name, lambda: self._policy.decide(view))
+        """Return its orders, with fields that run none of its code; None for what is no order."""
+        return cast(Iterable[Order], self._watch.proposals(self._name, lambda: self._orders(view)))
+
+    def _orders(self, view: ClusterView) -> Iterator[Order | None]:
+        for one in self._policy.decide(view):
+            yield order_of(one)

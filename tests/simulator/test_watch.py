@@ -6,13 +6,14 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import msgspec
 import pytest
 
-from pie.page.events import Part
+from pie.page.events import Part, PlaceId
 from pie.page.key import PageKey
-from pie.policies.cluster_policy import ClusterView, Order
+from pie.policies.cluster_policy import ClusterView, Order, StorePages
 from pie.policies.loader import load_policies
 from pie.policies.retention import PageView
 from pie.policies.routing import Choice, RequestView, WorkerView
@@ -89,6 +90,61 @@ class DecideLoops:
         return ()
 
 
+class LoopsOnce:
+    """Takes five seconds at the first time, so that a test that fails ends."""
+
+    def __init__(self) -> None:
+        self._has_looped = False
+
+    def __call__(self) -> None:
+        until_s = time.monotonic() + (0.0 if self._has_looped else 5.0)
+        self._has_looped = True
+        while time.monotonic() < until_s:
+            pass
+
+
+class CloseLoops(Retention):
+    """Proposes without end, and hangs where its answer is not read to the end."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[PageKey, Part], None] = {}
+        self._loop = LoopsOnce()
+
+    def stored(self, page: PageView, now_s: float) -> None:
+        self._held[page.key, page.part] = None
+
+    def victims(self, bytes_needed: int, now_s: float) -> Iterator[tuple[PageKey, Part]]:
+        try:
+            yield from reversed(list(self._held))
+            while True:
+                yield PageKey(bytes(32)), Part.FULL
+        finally:
+            self._loop()
+
+
+class PagesLoop(Sequence[PageKey]):
+    """Pages that hang where they are looked at."""
+
+    def __init__(self) -> None:
+        self._loop = LoopsOnce()
+
+    def __len__(self) -> int:
+        self._loop()
+        return 0
+
+    def __getitem__(self, at: object) -> Any:
+        self._loop()
+        raise IndexError
+
+
+class OrdersLoop:
+    def __init__(self) -> None:
+        self._pages = PagesLoop()
+
+    def decide(self, view: ClusterView) -> Iterable[Order]:
+        return [StorePages(PlaceId("worker-0"), self._pages, "r")]
+
+
 class RoutingFirst:
     def choose(self, request: RequestView, workers: Sequence[WorkerView]) -> Choice:
         return Choice(workers[0].place)
@@ -126,6 +182,8 @@ def timeless(cluster: SimulatedCluster) -> Report:
         ("worker: {retention: 'MY:StoredLoops'}", "retention policy MY:StoredLoops"),
         ("cluster: {routing: 'MY:RoutingLoops'}", "routing policy MY:RoutingLoops"),
         ("cluster: {migration: ['MY:DecideLoops']}", "cluster policy MY:DecideLoops"),
+        ("cluster: {migration: ['MY:OrdersLoop']}", "cluster policy MY:OrdersLoop"),
+        ("worker: {retention: 'MY:CloseLoops'}", "retention policy MY:CloseLoops"),
     ],
 )
 def test_a_policy_that_does_not_come_back_ends_the_simulation(text: str, said: str) -> None:
