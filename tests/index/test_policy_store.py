@@ -86,6 +86,17 @@ def test_versions_are_numbered_from_one_and_the_latest_hundred_are_kept(
     assert (kept.text, kept.note) == ("text 103", "note")
 
 
+def test_an_edit_is_refused_whatever_is_said_of_it(store: PolicyStore) -> None:
+    store.refuse("a \udc80 name", ["half a \ud800 letter", "x" * 1_000_000])
+    refused = store.refused()
+    assert refused is not None
+    assert refused.file == "a \\udc80 name"
+    first, second = refused.problems
+    assert first == "half a \\ud800 letter"
+    assert second == "x" * len(second)
+    assert len(second) == 2_000
+
+
 def test_versions_are_listed_without_their_texts_and_are_bounded_in_bytes(
     own_redis_server: EmbeddedServer,
 ) -> None:

@@ -15,7 +15,7 @@ from pie.policies.cluster_manager import Asked, ClusterManager
 from pie.policies.cluster_policy import ClusterView
 from pie.policies.containing import is_builtin, is_own
 from pie.policies.errors import BadChoiceError, PolicyError
-from pie.policies.failing import class_name
+from pie.policies.failing import class_name, reason_of
 from pie.policies.loader import load_policies
 from pie.policies.manager import RetentionManager
 from pie.policies.retention import PageView
@@ -116,6 +116,7 @@ def test_an_error_is_told_without_its_code(make: Callable[[], BaseException], sa
     error = make()
     at = f"{__file__}:{AT}"
     assert told(raised(error)) == (f"{said} ({at})" if ":" in said else f"{said} at {at}")
+    assert reason_of(error) == f"{said.partition(':')[0]} at {at}"
     assert is_own(error)
 
 
