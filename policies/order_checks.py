@@ -96,6 +96,8 @@ def bad_pages(order: PageOrder, view: ClusterView) -> str:
         refused = f"there is no worker {order.place}"
     elif len(order.pages) > MOST_SEQUENCE_PAGES:
         refused = f"it is about more than {MOST_SEQUENCE_PAGES:,} pages"
+    elif len(set(order.pages)) < len(order.pages):
+        refused = "it names a page twice"
     elif isinstance(order, LetGo):
         refused = "" if 0 <= order.start < len(order.pages) else "it is about no page"
     elif not view.nodes:

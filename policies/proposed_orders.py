@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import cast
 
+from pie.page.key import KEY_BYTES
 from pie.policies.cluster_policy import (
     FetchPages,
     LetGo,
@@ -57,12 +58,15 @@ def _field(value: object, kind: type[object]) -> object:
 
     Raises:
         TypeError: It is of another type; whatever else the value raises.
-        ValueError: It is a number or a name that nothing has.
+        ValueError: It is a number, or a key, that nothing has.
     """
     if not isinstance(value, kind):
         raise TypeError(kind.__name__)
     if kind is bytes:
-        return bytes(memoryview(cast(bytes, value)))
+        key = bytes(memoryview(cast(bytes, value)))
+        if len(key) != KEY_BYTES:
+            raise ValueError("key")
+        return key
     if kind is int:
         number = int.__int__(cast(int, value))
         if abs(number) > _MOST_NUMBER:
@@ -75,7 +79,9 @@ def _field(value: object, kind: type[object]) -> object:
         few = type(value) is tuple and len(value) <= MOST_SEQUENCE_PAGES
         if few and set(map(type, cast(tuple[object, ...], value))) <= {bytes}:
             # Most are parts of what was shown, some of them long.
-            return value
+            if set(map(len, cast(tuple[bytes, ...], value))) <= {KEY_BYTES}:
+                return value
+            raise ValueError("key")
         pages = islice(cast(Sequence[object], value), MOST_SEQUENCE_PAGES + 1)
         return tuple(_field(page, bytes) for page in pages)
     return value

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from pie.page.events import Part, PlaceId, Tier
-from pie.page.key import PageKey
+from pie.page.key import KEY_BYTES, PageKey
 from pie.policies.cluster_manager import ClusterManager, Decision
 from pie.policies.cluster_policy import ClusterView
 from pie.policies.order_checks import HeldPages, Holders
@@ -12,7 +12,7 @@ from pie.policies.steps import at_once
 
 
 def key(number: int) -> PageKey:
-    return PageKey(number.to_bytes(4, "big"))
+    return PageKey(number.to_bytes(KEY_BYTES, "big"))
 
 
 def number(page: tuple[PageKey, Part]) -> int:

@@ -83,6 +83,8 @@ def test_the_manager_gives_what_makes_sense_and_cuts_it_to_what_is_there() -> No
             FetchPages(B, PAGES * 1_700, "x"),
             f"it is about more than {MOST_SEQUENCE_PAGES:,} pages (x)",
         ),
+        (StorePages(A, [*PAGES, PAGES[0]], "x"), "it names a page twice (x)"),
+        (LetGo(POOL, [*PAGES, PAGES[0]], "x"), "it names a page twice (x)"),
         (LetGo(A, PAGES, "x"), "they are the last copies (x)"),
         (LetGo(A, PAGES, "x", start=10), "it is about no page (x)"),
         (MoveSession("t", B, "x"), "there is no conversation t (x)"),

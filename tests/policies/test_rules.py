@@ -90,9 +90,9 @@ def test_room_that_nobody_uses_any_more_is_anothers() -> None:
 
 def test_pages_before_a_pinned_one_stay_with_it() -> None:
     manager = RetentionManager(
-        Ruled(LruRetention(), (Rule(Selector(prefix=key(0).hex() * 8), "pin", Pin()),))
+        Ruled(LruRetention(), (Rule(Selector(prefix=key(0).hex()), "pin", Pin()),))
     )
-    last = PageKey(key(0) * 8)
+    last = key(0)
     manager.stored(page(1), 0.0)
     manager.stored(page(2, 1), 0.0)
     manager.stored(PageView(last, key(2), 2, Part.FULL, Tier.HOST, 1), 0.0)

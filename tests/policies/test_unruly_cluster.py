@@ -11,7 +11,15 @@ import pytest
 from pie.page.events import PlaceId
 from pie.page.key import PageKey
 from pie.policies.cluster_manager import Asked, ClusterEvent, ClusterManager
-from pie.policies.cluster_policy import ClusterView, MoveSession, Order, SetCopies, StorePages
+from pie.policies.cluster_policy import (
+    ClusterView,
+    FetchPages,
+    LetGo,
+    MoveSession,
+    Order,
+    SetCopies,
+    StorePages,
+)
 from pie.policies.proposed_orders import MOST_CHARS
 from pie.policies.steps import at_once
 from pie.router.aside import AskedAside
@@ -69,6 +77,10 @@ class Says:
 UNRULY = {
     "an error without text": UntoldError(),
     "pages that raise": StorePages(W0, BadPages(), "r"),
+    "an empty key": StorePages(W0, (PageKey(b""),), "r"),
+    "an empty key among others": FetchPages(W0, [key(1), PageKey(b"")], "r"),
+    "a key that is too long": LetGo(W0, (key(1), PageKey(bytes(33))), "r"),
+    "a group that is no key": SetCopies(PageKey(b"g"), 2, "r"),
     "an order without fields": object.__new__(StorePages),
     "a number of 5,001 digits": SetCopies(key(1), 10**5000, "r"),
 }
