@@ -1,9 +1,8 @@
 """Which tenants' pages have the room that a rule's `max` leaves for those that it keeps, in one tier.
 
 Covers who gives its place where the room is taken. Of one tenant what came first stays; of several the one whose pages
-were used longest ago gives the page that it was given last, so that what nobody uses any more keeps nobody out. A
-tenant is a tag here: one that asks under several salts is several. Does not cover which pages the rule is about
-(`pie.policies.rule_book`).
+were used longest ago gives the page that it was given last, so that what nobody uses any more keeps nobody out. Does
+not cover which pages the rule is about (`pie.policies.rule_book`).
 """
 
 from __future__ import annotations
