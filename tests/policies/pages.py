@@ -1,4 +1,4 @@
-"""Small pages for tests of policies: a key is a number."""
+"""Small pages for tests of policies: a key is a number, in its first bytes, by which tables tell keys apart."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,13 +10,15 @@ from pie.policies.order_checks import HeldPages, Holders
 from pie.policies.retention import PageView
 from pie.policies.steps import at_once
 
+_NUMBER_BYTES = 4
+
 
 def key(number: int) -> PageKey:
-    return PageKey(number.to_bytes(KEY_BYTES, "big"))
+    return PageKey(number.to_bytes(_NUMBER_BYTES, "big").ljust(KEY_BYTES, b"\0"))
 
 
 def number(page: tuple[PageKey, Part]) -> int:
-    return int.from_bytes(page[0], "big")
+    return int.from_bytes(page[0][:_NUMBER_BYTES], "big")
 
 
 def view(at: int, parent: int | None = None, *, size: int = 1, part: Part = Part.FULL) -> PageView:

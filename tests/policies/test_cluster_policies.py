@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from hypothesis import given, strategies as st
 
-from pie.page.events import PlaceId, PlaceKind
+from pie.page.events import Part, PlaceId, PlaceKind
 from pie.page.key import PageKey, RootKey, page_keys
 from pie.policies.cluster_manager import MOST_AT_ONCE, MOST_RAISED, ClusterManager
 from pie.policies.cluster_policy import (
@@ -24,7 +24,7 @@ from pie.policies.cluster_policy import (
 from pie.policies.prefixes import NamedPrefix, Prefixes
 from pie.policies.replicate import Replicate
 from pie.policies.replicate_hot import ReplicateHot
-from tests.policies.pages import Held, key, round_of
+from tests.policies.pages import Held, key, number, round_of
 
 
 def view(
@@ -36,7 +36,7 @@ def view(
 
 def orders(policy: ReplicateHot, shown: ClusterView) -> list[tuple[int, int]]:
     return [
-        (int.from_bytes(one.group), one.copies)
+        (number((one.group, Part.FULL)), one.copies)
         for one in policy.decide(shown)
         if isinstance(one, SetCopies)
     ]
@@ -277,7 +277,7 @@ def test_a_stampede_is_brought_near_as_many_workers_as_it_takes_at_once_and_whol
 
 def meant(policy: Replicate, *groups: GroupView) -> list[tuple[int, int]]:
     return [
-        (int.from_bytes(one.group), one.copies)
+        (number((one.group, Part.FULL)), one.copies)
         for one in policy.decide(ClusterView(4, 1, groups, 0.0))
         if isinstance(one, SetCopies)
     ]

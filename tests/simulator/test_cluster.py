@@ -168,12 +168,12 @@ def test_requests_that_wait_hold_their_tokens_once() -> None:
 
     def look() -> None:
         gc.collect()
-        alive.append(sum(isinstance(one, Prefix) for one in gc.get_objects()))
+        alive.append(sum(type(one) is Prefix for one in gc.get_objects()))
         jobs = simulated.workers[0].engine._jobs.values()
         alive.append(sum(len(job.tokens) for job in jobs))
         assert len(jobs) == 20
 
-    before = sum(isinstance(one, Prefix) for one in gc.get_objects())
+    before = sum(type(one) is Prefix for one in gc.get_objects())
     simulated.clock.at(0.001, look)
     simulated.run_open([ask(0.0, (at, 50), session=f"s{at}") for at in range(20)])
     assert alive == [before, 0]

@@ -12,7 +12,7 @@ from pie.index.policy_store import PolicyVersion
 from pie.page.events import Part
 from pie.page.key import PageKey, RootKey, page_keys, tenant_root
 from pie.policies import user_code
-from pie.policies.errors import PolicyLateError
+from pie.policies.errors import PolicyError, PolicyLateError
 from pie.policies.policy_set import PolicySet
 from pie.policies.retention import PageView
 from pie.policies.versions import PolicyVersions
@@ -62,7 +62,7 @@ async def test_a_version_that_fails_at_the_second_table_leaves_none_changed(
     )
     assert await change.take(1, PolicyVersion("worker: {retention: arc}", 0.0)) == ""
     assert [table.retention.policy_name for table in tables] == ["ArcRetention"] * 2
-    with pytest.raises(RuntimeError, match="no second one"):
+    with pytest.raises(PolicyError, match="no second one"):
         await change.take(2, PolicyVersion("worker: {retention: 'fails_at_second:Fails'}", 0.0))
     assert [table.retention.policy_name for table in tables] == ["ArcRetention"] * 2
     assert await change.take(3, PolicyVersion("worker: {retention: lru}", 0.0)) == ""
