@@ -17,7 +17,8 @@ from tests.tokens import hostile, ordinary
 from tests.tokens.conftest import Pair
 
 MIB = 1024 * 1024
-CPU_S = 2.0
+CPU_S = 30.0
+"""Of processor time: ten times what it takes on a slow machine. What is not bounded takes for ever."""
 PEAK_MIB = 320
 
 
@@ -175,7 +176,7 @@ def test_a_template_that_cannot_compile_is_refused_with_a_sentence(name: str) ->
     started_s = time.thread_time()
     with pytest.raises(TemplateError) as caught:
         ChatTemplate({"default": hostile.BROKEN[name]}, {})
-    assert time.thread_time() - started_s < 10
+    assert time.thread_time() - started_s < CPU_S
     check_sentence(str(caught.value))
 
 
