@@ -2,7 +2,7 @@
 
 Covers what a person types, and exit codes: 1 where a place has not taken a version, or that is not known, 2 with all
 that is wrong and nothing changed. Does not cover what is said of a file (`pie.cluster.policy_command`) or asking a router
-(`pie.cluster.policy_edit`).
+(`pie.cluster.policy_edit`), which each command imports by itself, so that `pie --help` is quick.
 """
 
 from __future__ import annotations

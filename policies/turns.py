@@ -24,7 +24,7 @@ _MOST_SPARED = 64
 
 
 class TurnTakingRetention(QueuedRetention):
-    """A retention policy whose queues take turns."""
+    """A retention policy whose queues take turns; what inherits from it says which one gives (`giving`)."""
 
     def giving(self, left: Sequence[int]) -> int:
         """Return the queue that gives the next page; where it has none that can leave, another one does.
