@@ -300,17 +300,21 @@ class LowerTiers:
         if not within(limit_s, "pie-save", lambda: self._cache.save(until_s)):
             log.warning("a page is not on disk yet; no more are saved")
 
+    def stop_moving(self, limit_s: float = _CLOSE_S) -> bool:
+        """Move no more pages between the tiers, for good; say whether that ended within `limit_s`."""
+        return self._mover.close(limit_s)
+
     def close(self, limit_s: float = _CLOSE_S) -> None:
         """Let go of memory and files; what is on disk stays there.
 
         Each of the mover and the tiers is left behind after `limit_s`.
         """
-        self._mover.close(limit_s)
+        self.stop_moving(limit_s)
         if not self._cache.close(limit_s):
             log.warning("the lower tiers do not close within %g s and are left behind", limit_s)
 
     def check(self) -> None:
-        """Assert that all tables agree. Only while nobody moves pages."""
+        """Assert that all tables agree. Only while nobody moves pages, the mover included."""
         self._cache.check()
 
     def _copy_now(self, slot: PageSlot, page: FrozenPage, parts: Sequence[Part]) -> bool:

@@ -175,7 +175,10 @@ def test_many_threads_and_a_mover_refuse_and_lose_nothing(stack: Stack) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    mover.close()
+    ends_s = time.monotonic() + 10
+    while not stack.cache.counters.promoted and time.monotonic() < ends_s:
+        time.sleep(0.002)
+    assert mover.close()
     assert problems == []
     assert stack.cache.counters.promoted > 0
     assert all(stack.reads(first + n) for first in (0, 100, 200, 300) for n in range(60))

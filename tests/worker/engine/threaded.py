@@ -88,6 +88,7 @@ class Threaded(Driver):
         if self.offload is not None:
             await self.offload.close()
         if self.tiers is not None:
+            assert self.tiers.stop_moving()
             self.tiers.check()
             self.tiers.close()
         assert not self.deaths
