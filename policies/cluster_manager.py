@@ -35,8 +35,9 @@ from pie.policies.cluster_policy import (
     StorePages,
     Wanted,
     WantWorkers,
+    apart,
 )
-from pie.policies.containing import is_own
+from pie.policies.containing import is_builtin, is_own
 from pie.policies.order_checks import (
     Holders,
     PageOrder,
@@ -188,8 +189,10 @@ class ClusterManager:
 
     def ask(self, number: int, view: ClusterView) -> Asked:
         """Ask one policy. Changes nothing here, so that it may run on a thread of its own."""
+        policy = self._policies[number]
+        shown = view if is_builtin(policy) else apart(view)
         try:
-            proposed = list(islice(self._policies[number].decide(view), _MOST_PROPOSALS))
+            proposed = list(islice(policy.decide(shown), _MOST_PROPOSALS))
         except BaseException as error:
             if not is_own(error):
                 raise

@@ -180,6 +180,26 @@ class ClusterView:
         return sorted(found, key=lambda one: (one.busy, one.filled, one.place))
 
 
+def apart(view: ClusterView) -> ClusterView:
+    """Return the same view, made of parts of its own: a policy that gets round their being frozen changes no other's."""
+    whole = _apart(view)
+    for name in ("groups", "places", "sessions"):
+        object.__setattr__(whole, name, tuple(map(_apart, getattr(view, name))))
+    for name in ("wanted", "prefixes"):
+        parts = {key: _apart(one) for key, one in getattr(view, name).items()}
+        object.__setattr__(whole, name, MappingProxyType(parts))
+    return whole
+
+
+def _apart(part: V) -> V:
+    """Return a view with the same in its fields."""
+    kind = type(part)
+    other = object.__new__(kind)
+    for name in kind.__slots__:  # type: ignore[attr-defined]
+        object.__setattr__(other, name, getattr(part, name))
+    return other
+
+
 @dataclass(frozen=True, slots=True)
 class SetCopies:
     """Let so many pool nodes keep a group from now on; of several policies the largest number counts."""

@@ -6,14 +6,14 @@ Covers making policies from what the file says. Does not cover reading the file
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from pie.policies.aside import AsidePolicy
 from pie.policies.cluster_policy import ClusterPolicy
-from pie.policies.containing import is_builtin, is_own
+from pie.policies.containing import is_builtin
 from pie.policies.drain import Drain
 from pie.policies.errors import PolicyError, Problem
 from pie.policies.failing import Failures
@@ -27,6 +27,7 @@ from pie.policies.rules import Rule, Ruled
 from pie.policies.spill_to_pool import SpillToPool
 from pie.policies.tag_warnings import TagPattern
 from pie.policies.telling import told
+from pie.policies.user_code import LateError, made
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +41,30 @@ class PolicySpec:
     failures: Failures = field(default_factory=Failures, compare=False, repr=False)
     """Of all policies that were made of it here."""
 
-    def build(self) -> RetentionPolicy | RoutingPolicy | ClusterPolicy:
+    def build(self, aside: Callable[[Any], object] | None = None) -> object:
         """Return a new policy.
 
+        Args:
+            aside: Makes of a user's policy what asks it on a thread of its own.
+
         Raises:
-            PolicyError: A user's class, of which one was made while the file was read, refuses this time.
+            PolicyError: A user's class, of which one was made while the file was read, refuses this time, or does not
+                come back.
         """
-        try:
+        if is_builtin(self.factory):
             return self.factory(**self.options)
-        except BaseException as error:
-            if is_builtin(self.factory) or not is_own(error):
-                raise
-            raise PolicyError(f"a new {self.name} cannot be made: {told(error)}") from None
+
+        def work() -> object:
+            try:
+                policy = self.factory(**self.options)
+                return policy if aside is None else aside(policy)
+            except BaseException as error:  # noqa: BLE001 - on this thread it is the class's, whatever it is
+                raise PolicyError(f"a new {self.name} cannot be made: {told(error)}") from None
+
+        try:
+            return made(("built", id(self.factory)), work)
+        except LateError as error:
+            raise PolicyError(f"a new {self.name} cannot be made: it {error}") from None
 
 
 def default_spec(kind: PolicyKind) -> PolicySpec:
@@ -125,9 +138,9 @@ class PolicySet:
 
     def new_retention_aside(self) -> RetentionPolicy:
         """Return a new retention policy that a step may ask: a user's runs on a thread of its own."""
-        policy = cast(RetentionPolicy, self.retention.build())
-        if not is_builtin(policy):
-            policy = AsidePolicy(policy, failures=self.retention.failures)
+        failures = self.retention.failures
+        policy = self.retention.build(lambda policy: AsidePolicy(policy, failures=failures))
+        policy = cast(RetentionPolicy, policy)
         return Ruled(policy, self.rules, self.prefixes) if self.rules else policy
 
     def new_routing(self) -> RoutingPolicy:
@@ -136,10 +149,9 @@ class PolicySet:
 
     def new_routing_aside(self) -> RoutingPolicy:
         """Return a new routing policy that an event loop may ask: a user's runs on a thread of its own."""
-        policy = self.new_routing()
-        return (
-            policy if is_builtin(policy) else AsideRouting(policy, failures=self.routing.failures)
-        )
+        failures = self.routing.failures
+        policy = self.routing.build(lambda policy: AsideRouting(policy, failures=failures))
+        return cast(RoutingPolicy, policy)
 
     def new_cluster(self) -> list[tuple[str, ClusterPolicy]]:
         """Return all new policies over the whole cluster, with their names."""
@@ -155,6 +167,8 @@ class PolicySet:
         """Return what the policies say of pages that each worker moves by itself."""
         moves = WorkerMoves()
         for spec in self.migration:
+            if not issubclass(spec.factory, (Prefetch, SpillToPool, Drain)):
+                continue
             policy = spec.build()
             if isinstance(policy, Prefetch):
                 moves = replace(moves, looks_ahead=policy.requests)

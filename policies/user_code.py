@@ -1,4 +1,4 @@
-"""A user's code run by a deadline while a policy file is read: imports of modules, and classes tried once.
+"""A user's code run by a deadline while a policy file is read or put in force: imports of modules, classes tried once, policies made.
 
 Covers running each piece on a thread of its own, waiting no longer than what one file may take in all, and going on
 with an import that an earlier file began; and which modules have changed on disk since they were loaded. Does not cover what is imported (`pie.policies.registry`) or a policy
@@ -6,6 +6,7 @@ that is asked while serving (`pie.policies.aside`).
 
 An import that is late is not broken off, because what it imports itself would be left half done in a process that
 serves: it goes on beside, and is there for the next file once it is over. A module that is loaded is not loaded again.
+What makes a policy that is to serve is ended, for nobody would take what it makes.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Generic, TypeVar, cast
 
+from pie.policies.ending import Endable
 from pie.policies.errors import PolicyError
 
 MODULES = "pie_user_policies."
@@ -29,6 +31,8 @@ _LEAST_S = 0.1
 
 _T = TypeVar("_T")
 _running: dict[Hashable, _Piece[object]] = {}
+_stuck: set[Hashable] = set()
+"""Names of what was to be made, is late and has not ended yet."""
 _lock = threading.Lock()
 _loaded: dict[str, tuple[Path, bytes]] = {}
 """Each module's file, and the digest of what was in it when it was loaded."""
@@ -84,6 +88,32 @@ class UserCode:
         return cast(_T, piece.result)
 
 
+def made(name: Hashable, work: Callable[[], _T]) -> _T:
+    """Return what a user's class makes; other than with `UserCode.run`, each call has one of its own.
+
+    Raises:
+        LateError: It has not come back in `LIMIT_S` and was told to end; or an earlier one of this name has not ended yet.
+        RuntimeError: No more threads can be started.
+        BaseException: What it raised.
+    """
+    endable = Endable()
+    piece = _Piece((name, endable), lambda: endable.run(work), stuck_as=name)
+    with _lock:
+        is_stuck = name in _stuck
+        if not is_stuck:
+            piece.start()
+            _running[piece.name] = cast(_Piece[object], piece)
+    if is_stuck or not piece.over.wait(LIMIT_S):
+        with _lock:
+            if piece.name in _running:
+                _stuck.add(name)
+        endable.end()
+        raise LateError(f"has not come back in {LIMIT_S:g} s")
+    if piece.error is not None:
+        raise piece.error
+    return cast(_T, piece.result)
+
+
 def note_loaded(name: str, file: Path) -> None:
     """Remember what is in the file of a module that is being loaded."""
     _loaded[name] = (file, _digest(file))
@@ -98,9 +128,12 @@ def _digest(file: Path) -> bytes:
 
 
 class _Piece(Generic[_T]):
-    def __init__(self, name: Hashable, work: Callable[[], _T]) -> None:
-        self._name = name
+    def __init__(
+        self, name: Hashable, work: Callable[[], _T], *, stuck_as: Hashable = None
+    ) -> None:
+        self.name = name
         self._work = work
+        self._stuck_as = stuck_as
         self.over = threading.Event()
         self.result: _T | None = None
         self.error: BaseException | None = None
@@ -115,5 +148,6 @@ class _Piece(Generic[_T]):
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is the user's code's
             self.error = error
         with _lock:
-            del _running[self._name]
+            del _running[self.name]
+            _stuck.discard(self._stuck_as)
         self.over.set()

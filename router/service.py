@@ -29,7 +29,7 @@ from pie.index.policy_store import PolicyVersion
 from pie.index.settings import IndexSettings
 from pie.index.tasks import end
 from pie.page.events import PlaceKind
-from pie.policies.policy_set import PolicySet
+from pie.policies.policy_set import PolicySet, WorkerMoves
 from pie.policies.versions import PolicyVersions
 from pie.router.access import Access
 from pie.router.admin import Admin
@@ -151,7 +151,7 @@ class RouterService:
             self.metrics,
             policy_name=self._policies.current.routing.name,
         )
-        self._take_moves()
+        self._take_moves(self._policies.current.worker_moves())
         self._follower: PolicyFollower | None = None
         self._conductor: Conductor | None = None
         self._index_url, self._index = index_url, index
@@ -382,6 +382,7 @@ class RouterService:
         # All of them are made, which may be a user's code, before the first is changed.
         routing = await asyncio.to_thread(policies.new_routing_aside)
         cluster = await asyncio.to_thread(policies.new_cluster)
+        moves = await asyncio.to_thread(policies.worker_moves)
         if policies.routing != self._policies.current.routing:
             self._chooser.replace_policy(routing, policies.routing.name)
         if self._conductor is not None:
@@ -389,12 +390,12 @@ class RouterService:
             if not policies.same_cluster(self._policies.current):
                 self._conductor.replace_policies(cluster)
         self._policies.current = policies
-        self._take_moves()
+        self._take_moves(moves)
         return ""
 
-    def _take_moves(self) -> None:
+    def _take_moves(self, moves: WorkerMoves) -> None:
         # What is not stored as it is made does not come to the pool while somebody waits for it.
-        self._chooser.awaits = self._policies.current.worker_moves().stores_as_made
+        self._chooser.awaits = moves.stores_as_made
 
     async def _keep_looking(self) -> None:
         """Hold workers and models against the mirror."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pie.index.policy_store import PolicyVersion
 from pie.policies.policy_set import PolicySet, WorkerMoves
 from pie.policies.prefixes import LeadingPages
+from pie.policies.retention import RetentionPolicy
 from pie.policies.versions import PolicyVersions
 from pie.worker.between import between
 from pie.worker.commands import Between
@@ -54,26 +55,38 @@ class PolicyChange:
         policies = await self.versions.look_at(number, version.text)
         if isinstance(policies, str):
             return policies
+        # All of them are made, which may be a user's code, before the first is changed; and none on this event loop.
+        moves = await asyncio.to_thread(policies.worker_moves)
         if not policies.same_retention(before):
+            retention = await self._made(policies)
             await asyncio.to_thread(self.on_prefixes, policies)
             try:
-                await self._put_in_force(policies)
+                await self._put_in_force(retention)
             except BaseException:
                 log.warning(
                     "version %d of the policies is undone: it was not taken on whole", number
                 )
-                await self._put_in_force(before)
+                await self._put_in_force(await self._made(before))
                 raise
-        self.on_moves(policies.worker_moves())
+        self.on_moves(moves)
         self.versions.current = policies
         return ""
 
-    async def _put_in_force(self, policies: PolicySet) -> None:
-        for table in self.tables:
-            await self._replace(table, policies)
+    async def _made(self, policies: PolicySet) -> list[RetentionPolicy]:
+        """Return a new retention policy for each table, and after those for each tier."""
+        tiers = () if self.tiers is None else self.tiers.kinds
+        count = len(self.tables) + len(tiers)
+        return await asyncio.to_thread(
+            lambda: [policies.new_retention_aside() for _ in range(count)]
+        )
+
+    async def _put_in_force(self, retention: Sequence[RetentionPolicy]) -> None:
+        for table, policy in zip(self.tables, retention, strict=False):
+            await self._replace(table, policy)
         if self.tiers is not None:
+            others = iter(retention[len(self.tables) :])
             tiers = asyncio.create_task(
-                asyncio.to_thread(self.tiers.replace_policies, policies.new_retention_aside)
+                asyncio.to_thread(self.tiers.replace_policies, others.__next__)
             )
             try:
                 await asyncio.shield(tiers)
@@ -82,9 +95,8 @@ class PolicyChange:
                 await asyncio.wait([tiers], timeout=_TIERS_S)
                 raise
 
-    async def _replace(self, table: PageTable, policies: PolicySet) -> None:
+    async def _replace(self, table: PageTable, policy: RetentionPolicy) -> None:
         """Hand a table over; where that fails it is whose it was, once the step under way is done."""
-        policy = policies.new_retention_aside()
         try:
             pages = await between(self.thread, lambda: table.begin_replace(policy))
             await asyncio.to_thread(pages.put_in_order)

@@ -64,6 +64,18 @@ CHANGES: list[Callable[[Any], Any]] = [
 ]
 
 
+def overwrite(view: ClusterView) -> None:
+    """Change all that is shown, as no policy should."""
+    parts: list[Any] = [*view.groups, *view.places, *view.sessions, *view.wanted.values()]
+    for part in [*parts, *view.prefixes.values(), view]:
+        for name in part.__slots__:
+            object.__setattr__(part, name, None)
+    raise ValueError("all is changed")
+
+
+CHANGES.append(overwrite)
+
+
 @pytest.mark.parametrize("copies", [1, 2])
 @pytest.mark.parametrize("does", CHANGES)
 def test_the_others_are_heard_all_the_same(does: Callable[[Any], Any], copies: int) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pie.policies import user_code
-from pie.policies.errors import PolicyFileError, PolicyLateError
+from pie.policies.errors import PolicyError, PolicyFileError, PolicyLateError
 from pie.policies.loader import load_policies
 from pie.policies.user_code import UserCode
 
@@ -37,6 +37,24 @@ class Stuck(LruRetention):
         while pages and not (Path(__file__).parent / "go").exists():
             time.sleep(0.01)
 """
+ONCE = """
+import time
+from pathlib import Path
+from pie.policies.lru import LruRetention
+class Once(LruRetention):
+    made = 0
+    def __init__(self, stubborn: bool = False) -> None:
+        super().__init__()
+        Once.made += 1
+        while Once.made > 1 and not (Path(__file__).parent / "go").exists():
+            try:
+                time.sleep(0.01)
+            except BaseException:
+                if not stubborn:
+                    raise
+    def decide(self, view):
+        return ()
+"""
 TEXT = "worker: {retention: 'slow:Slow'}"
 
 
@@ -45,6 +63,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(user_code, "LIMIT_S", 0.3)
     (tmp_path / "slow.py").write_text(SLOW)
     (tmp_path / "stuck.py").write_text(STUCK)
+    (tmp_path / "once.py").write_text(ONCE)
     yield tmp_path
     (tmp_path / "go").touch()
     until(lambda: not user_code._running)
@@ -229,3 +248,30 @@ def test_a_command_says_it_and_ends_though_the_import_goes_on(folder: Path) -> N
         "pie: p.yaml:1:21: worker.retention: the import of module 'for_ever' has not come back in 0.3 s"
     )
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_a_class_that_can_be_made_once_is_waited_for_once_and_ended(
+    folder: Path, stubborn: bool
+) -> None:
+    text = f"worker: {{retention: {{policy: 'once:Once', stubborn: {str(stubborn).lower()}}}}}"
+    policies = load_policies(text, name="p", folder=folder)
+    told = "a new once:Once cannot be made: it has not come back in 0.3 s"
+    for _ in range(3):
+        with pytest.raises(PolicyError, match=told):
+            policies.new_retention_aside()
+        if stubborn:
+            assert sum(one.name == "pie-user-code" for one in threading.enumerate()) == 1
+        else:
+            until(lambda: not user_code._running)
+    (folder / "go").touch()
+    until(lambda: not user_code._running)
+    assert policies.new_retention_aside() is not policies.new_retention_aside()
+
+
+def test_what_workers_move_by_themselves_is_known_without_making_a_users_policy(
+    folder: Path,
+) -> None:
+    text = "cluster: {migration: ['once:Once', {policy: prefetch, requests: 9}]}"
+    policies = load_policies(text, name="p", folder=folder)
+    assert policies.worker_moves().looks_ahead == 9

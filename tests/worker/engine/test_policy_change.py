@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -70,6 +71,27 @@ async def test_a_version_that_fails_at_the_second_table_leaves_none_changed(
         assert table.retention.policy_name == "LruRetention"
         assert len(table.retention) == 3
         table.check()
+
+
+async def test_a_class_whose_second_making_hangs_holds_up_no_event_loop(
+    thread: EngineThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(user_code, "LIMIT_S", 0.3)
+    hangs = MODULE.replace("raise RuntimeError", "while True: str").replace("Fails", "Hangs")
+    (tmp_path / "hangs_at_second.py").write_text(hangs)
+    table = make_table()
+    versions = PolicyVersions(PolicySet(folder=tmp_path))
+    change = PolicyChange(versions, thread, [table], None, lambda _: None)
+    text = "worker: {retention: 'hangs_at_second:Hangs'}"
+    taking = asyncio.ensure_future(change.take(1, PolicyVersion(text, 0.0)))
+    turns = 0
+    while not taking.done():
+        await asyncio.sleep(0.01)
+        turns += 1
+    with pytest.raises(PolicyError, match=r"Hangs cannot be made: it has not come back in 0\.3 s"):
+        taking.result()
+    assert turns > 1
+    assert table.retention.policy_name == "LruRetention"
 
 
 async def test_a_table_whose_pages_are_not_handed_over_keeps_its_policy(
