@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from pie.cluster.config import Key, LoadedConfig, load_config
+from pie.cluster.errors import UncertainError
+from pie.cluster.sentences import drop_output
 from pie.cluster.stopping import Stop, ask_to_stop
 from pie.router.tls import trusted
 
@@ -61,8 +63,19 @@ def desk_of(config: Path | None, at: str | None) -> Desk:
 
 
 def say(text: str) -> None:
-    """Print a line at once, also where nobody looks on."""
-    print(text, flush=True)
+    """Print a line at once, also where nobody looks on.
+
+    Raises:
+        UncertainError: It cannot be written, such as to a file on a full disk.
+    """
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        drop_output()
+        why = error.strerror or str(error)
+        raise UncertainError(f"what this command says cannot be written: {why}") from error
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeVar
 
 import httpx
 import msgspec
@@ -49,6 +50,7 @@ _PLACED = re.compile(r"[0-9]+:[0-9]+: ")
 """How a problem begins that has a line and a column."""
 
 Say = Callable[[str], None]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +69,7 @@ class Desk:
         Raises:
             NotRunningError: No router answers there.
         """
-        answer = self._ask("GET", None, timeout_s=timeout_s)
-        return msgspec.json.decode(answer, type=PolicyReport)
+        return self._ask("GET", PolicyReport, timeout_s=timeout_s)
 
     def text(self, version: int) -> str | None:
         """Return the text of a version; None where that is what each place's configuration names, or the built-ins for 0.
@@ -76,8 +77,7 @@ class Desk:
         Raises:
             NotRunningError: No router answers there, or it has no such version any more.
         """
-        answer = self._ask("GET", None, f"/versions/{version}")
-        return msgspec.json.decode(answer, type=PolicyText).text
+        return self._ask("GET", PolicyText, below=f"/versions/{version}").text
 
     def events(self) -> PolicyEvents:
         """Return what cluster policies did lately, the newest first.
@@ -85,7 +85,7 @@ class Desk:
         Raises:
             NotRunningError: No router answers there.
         """
-        return msgspec.json.decode(self._ask("GET", None, "/events"), type=PolicyEvents)
+        return self._ask("GET", PolicyEvents, below="/events")
 
     def apply(self, text: str | None, note: str, *, name: str = "", check: bool = False) -> Applied:
         """Put a text in force, or only `check` it; return the version in force and warnings.
@@ -104,7 +104,7 @@ class Desk:
         name = name or note
         body = msgspec.json.encode(ApplyBody(text, note, check))
         try:
-            applied = msgspec.json.decode(self._ask("POST", body), type=Applied)
+            applied = self._ask("POST", Applied, body=body)
         except ConfigError as error:
             # It was acceptable here: what is missing is missing there.
             told = [f"{_placed(name, one)} (at the router, {self.url})" for one in error.problems]
@@ -117,8 +117,14 @@ class Desk:
         return Applied(applied.version, [_placed(name, one) for one in applied.warnings])
 
     def _ask(
-        self, method: str, body: bytes | None, below: str = "", *, timeout_s: float = _TIMEOUT_S
-    ) -> bytes:
+        self,
+        method: str,
+        kind: type[T],
+        *,
+        below: str = "",
+        body: bytes | None = None,
+        timeout_s: float = _TIMEOUT_S,
+    ) -> T:
         path = f"/admin/policies{below}"
         answer = ask_router(
             method,
@@ -130,7 +136,7 @@ class Desk:
             timeout_s=timeout_s,
         )
         if answer.is_good:
-            return answer.content
+            return answer.read(kind)
         if answer.status == httpx.codes.BAD_REQUEST:
             raise ConfigError(answer.said.splitlines())
         told = f"{self.url}: {answer.said}"

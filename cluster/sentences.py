@@ -33,6 +33,11 @@ def warn(text: str) -> None:
     print(f"pie: warning: {text}", file=sys.stderr, flush=True)
 
 
+def drop_output() -> None:
+    """Let what is printed go nowhere from now on, also what could not be written yet."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 @contextmanager
 def sentences() -> Iterator[None]:
     """Say what a person can mend in one sentence each, and end with 2; with 1 where it is not known whether all is as it was."""
@@ -51,5 +56,5 @@ def sentences() -> Iterator[None]:
         raise typer.Exit(1 if isinstance(error, UncertainError) else 2) from error
     except BrokenPipeError:
         # Whoever read along, such as `head`, has enough.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
         raise typer.Exit(0) from None

@@ -60,6 +60,8 @@ MOST_AT_ONCE = 32
 MOST_IN_VAIN = 32
 """Orders of a round that are refused for what a look at the index told: each look takes some milliseconds."""
 _MOST_PROPOSALS = 4_096
+_MOST_REASONS = 16
+"""Of one policy that are told within `QUIET_S`, for a thousand events are kept: a reason may name what only one order is about."""
 _ACTIONS: Mapping[type[object], str] = {
     StorePages: "store",
     FetchPages: "fetch",
@@ -416,9 +418,13 @@ class ClusterManager:
         return ""
 
     def _refuse(self, number: int, order: Order, why: str, now: _Round) -> None:
-        name = self._names[number]
-        kind = (name, type(order), why)
-        if kind in now.decision.remembered.told:
+        name, told = self._names[number], now.decision.remembered.told
+        kind: tuple[object, ...] = (name, type(order), why)
+        if kind not in now.refused and kind not in told:
+            reasons = sum(key[0] == name for known in (told, now.refused) for key in known)
+            if reasons >= _MOST_REASONS:
+                kind = (name,)
+        if kind in told:
             return
         if kind in now.refused:
             event, reason, count = now.refused[kind]
@@ -434,10 +440,11 @@ class ClusterManager:
         now.refused[kind] = event, order.reason, 1
 
     def _tell_refused(self, now: _Round) -> None:
-        """Tell each reason of a round's refusals once, with the first order that was refused for it."""
+        """Tell each reason of a round's refusals once, with the first order that was refused for it; of many reasons the rest as one."""
         for why, (event, reason, count) in now.refused.items():
             now.decision.remembered.told[why] = now.view.now_s
-            more = f"; {count - 1} more likewise" if count > 1 else ""
+            like = "likewise" if len(why) > 1 else "for this or another reason"
+            more = f"; {count - 1} more {like}" if count > 1 else ""
             whole = replace(event, reason=f"{event.reason}{more} ({reason})")
             now.decision.events.append(whole)
 

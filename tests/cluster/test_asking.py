@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -9,6 +10,7 @@ import pytest
 
 from pie.cluster.asking import ask_router, check_key
 from pie.cluster.errors import NotRunningError
+from pie.cluster.policy_edit import Desk
 from pie.cluster.status import fetch_status
 
 URL = "http://127.0.0.1:9"
@@ -49,6 +51,25 @@ def test_why_a_router_does_not_answer_is_a_sentence(
     with pytest.raises(NotRunningError) as refused:
         fetch_status(URL, token)
     assert str(refused.value) == told
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        Desk.report,
+        Desk.events,
+        lambda desk: desk.text(1),
+        lambda desk: desk.apply("", "a note"),
+        lambda desk: desk.apply("", "a note", check=True),
+    ],
+)
+@pytest.mark.parametrize("body", ["?", {}])
+def test_what_is_no_router_is_told_by_all_that_asks_for_policies(
+    monkeypatch: pytest.MonkeyPatch, body: object, ask: Callable[[Desk], object]
+) -> None:
+    answers(monkeypatch, 200, body)
+    with pytest.raises(NotRunningError, match=f"what answers at {URL} is not a Pie router"):
+        ask(Desk(URL, ""))
 
 
 def test_who_generates_needs_no_admins_key(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,8 @@ import msgspec
 import pytest
 
 from pie.cluster import printing
+from pie.cluster.command_parts import say
+from pie.cluster.errors import UncertainError
 from pie.cluster.explain import chosen_by
 from pie.router.api.explained import Attempt
 
@@ -40,6 +42,13 @@ def test_what_a_terminal_shows_is_as_wide_as_it_is(
     assert printing.printer().width <= 80
     printing.printer().print("word " * 40)
     assert len(capsys.readouterr().out.splitlines()) > 2
+
+
+def test_what_cannot_be_written_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        with pytest.raises(UncertainError, match="cannot be written: No space left on device"):
+            say("version 1 is in force")
 
 
 def test_all_commands_print_so() -> None:

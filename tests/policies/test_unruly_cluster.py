@@ -132,3 +132,19 @@ def test_copies_that_are_not_in_force_any_more_are_ordered_anew() -> None:
     manager = ClusterManager([("says", Says(SetCopies(key(1), 3, "hot")))])
     assert round_of(manager, VIEW, {}, Held()).table == {key(1): 3}
     assert round_of(manager, VIEW, {}, Held()).table == {key(1): 3}
+
+
+class Moves:
+    """Moves many conversations that are not there, each with a reason of its own to be refused."""
+
+    def decide(self, view: ClusterView) -> Iterable[Order]:
+        return [MoveSession(f"nobody-{number}", W0, "why not") for number in range(500)]
+
+
+def test_orders_refused_for_a_reason_each_leave_room_for_others_events() -> None:
+    manager = ClusterManager([("many", Moves()), ("other", Moves())])
+    events = round_of(manager, VIEW, {}, Held({}, 0)).events
+    assert [sum(one.policy == name for one in events) for name in ("many", "other")] == [17, 17]
+    assert events[16].reason.startswith("there is no conversation nobody-16")
+    assert "; 483 more for this or another reason (why not)" in events[16].reason
+    assert not round_of(manager, VIEW, {}, Held({}, 0)).events
