@@ -76,6 +76,7 @@ async def run(
     model: str | None = None,
     begins_with: str | Sequence[Mapping[str, str]] | None = None,
     cache_salt: str | None = None,
+    session_id: str | None = None,
     messages: AsyncIterable[str] | None = None,
     on_said: Callable[[str], None] = print,
     on_printed: Callable[[str], None] = lambda _: None,
@@ -92,6 +93,8 @@ async def run(
         begins_with: What the program's first working set begins with, a text or messages: it runs where
             most of that is held. By default the argument `prompt` as a user's message.
         cache_salt: Share cached pages only with requests that carry the same salt.
+        session_id: The conversation that its pages are of: it runs where the latest request of that ran, all else being
+            equal, and the rule `keep-session` keeps its pages for the next run or turn.
         messages: What `ctx.listen()` gets, one after another, and then None; without any, None at once.
         on_said: Called with each message of the program.
         on_printed: Called with what it prints.
@@ -109,6 +112,8 @@ async def run(
         body["begins_with"] = begins_with if isinstance(begins_with, str) else list(begins_with)
     if cache_salt is not None:
         body["cache_salt"] = cache_salt
+    if session_id is not None:
+        body["session_id"] = session_id
     end = RunEvent()
     stream = run_upload(upload_of(function), Where(at, token), body, messages or no_messages())
     async with aclosing(stream):

@@ -126,6 +126,7 @@ class Inferlets:
                     begins_with=await exchange.in_time(
                         self._beginning(body, model, salt, caller.tenant)
                     ),
+                    session=body.session_id or None,
                     salt=salt,
                     tenant_salt=caller.tenant_salt(body.cache_salt),
                 )

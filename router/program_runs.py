@@ -23,7 +23,7 @@ from pie.router.models import ServedModel
 from pie.router.prefix import Prefix
 from pie.router.program_store import StoredProgram
 from pie.router.settings import RouterSettings
-from pie.router.tenant import tenant_tag
+from pie.router.tenant import session_tag, tenant_tag
 from pie.router.workers import WorkerSet
 from pie.wire import WireError, WireTimeout
 from pie.wire.errors import MessageTooLarge, RefusedError
@@ -50,6 +50,8 @@ class ProgramOrder:
     model: ServedModel
     begins_with: array[int]
     """Tokens that its first working set is expected to begin with; empty where nothing is known."""
+    session: str | None
+    """The conversation that its pages are of, as its client names it."""
     salt: str | None
     tenant_salt: str | None
     """Whose pages they are to rules: `pie.router.access.Caller.tenant_salt`."""
@@ -148,7 +150,7 @@ class ProgramRuns:
                 break
             # A prompt without a full page goes by load alone.
             prefix = Prefix(order.begins_with or array("I", (0,)), order.salt)
-            link = self._chooser.choose(order.run, prefix, links, session=None).link
+            link = self._chooser.choose(order.run, prefix, links, session=order.session).link
             tried.add(link)
             try:
                 return await self._begun(order, link)
@@ -208,7 +210,8 @@ class ProgramRuns:
         await run.close()
 
     async def _begun(self, order: ProgramOrder, link: WorkerLink) -> ProgramRun:
-        assert link.record.model_root is not None
+        root = link.record.model_root
+        assert root is not None
         message = StartProgram(
             request_id=order.run,
             epoch=link.record.epoch,
@@ -216,7 +219,8 @@ class ProgramRuns:
             arguments=dict(order.arguments),
             entry=order.entry,
             salt=order.salt,
-            tenant_tag=tenant_tag(link.record.model_root, order.tenant_salt, self._secret),
+            tenant_tag=tenant_tag(root, order.tenant_salt, self._secret),
+            session_tag=session_tag(root, order.salt, order.session, self._secret),
         )
         events = link.run_program(message, order.program.source)
         try:

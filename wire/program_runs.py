@@ -29,6 +29,7 @@ class StartProgram(msgspec.Struct, frozen=True, tag="start_program"):
     """The function to call."""
     salt: str | None = None
     tenant_tag: str = ""
+    session_tag: str = ""
 
 
 class ProgramEventKind(enum.StrEnum):

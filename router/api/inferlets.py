@@ -63,6 +63,11 @@ class RunBody(_Strict):
         max_length=512,
         description="Share cached pages only with requests that carry the same salt.",
     )
+    session_id: str | None = Field(
+        default=None,
+        max_length=512,
+        description="The conversation that its pages are of, for routing and retention rules.",
+    )
 
     @property
     def texts(self) -> dict[str, str]:

@@ -141,6 +141,23 @@ async def test_a_salt_keeps_programs_of_tenants_apart(places: Places) -> None:
         await asyncio.sleep(0.2)
 
 
+async def test_pages_of_a_run_are_those_of_its_conversation(places: Places) -> None:
+    """So that rules which keep conversations keep them."""
+
+    def tags() -> set[str]:
+        engines = [one._engine for one in places.workers if one._engine is not None]
+        pages = [page for engine in engines for page in engine.tables[0].frozen_pages()]
+        return {page.session_tag for page in pages}
+
+    runs = upload_of(programs.answer)
+    before = tags()
+    for count, name in enumerate(("a", "b", "a")):
+        body = {"arguments": {"prompt": f"{count} of a talk: {LONG}"}, "session_id": name}
+        told = [event async for event in run_upload(runs, Where(places.url), body)]
+        assert told[-1].reason == "finished"
+        assert len(tags() - before) == min(count + 1, 2)
+
+
 async def test_a_program_and_its_client_talk(places: Places) -> None:
     said: list[str] = []
 

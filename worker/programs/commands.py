@@ -22,6 +22,7 @@ class ProgramBegan:
     program: str
     salt: str | None = None
     tenant_tag: str = ""
+    session_tag: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,6 +88,7 @@ class ProgramToRun:
     entry: str = "main"
     salt: str | None = None
     tenant_tag: str = ""
+    session_tag: str = ""
 
 
 class RunningProgram:
@@ -205,7 +206,7 @@ class ProgramHost:
         running = self._programs[number] = RunningProgram(
             number, process, self._settings.http_at_once, self._settings.tools_at_once
         )
-        self._put(ProgramBegan(number, program.salt, program.tenant_tag))
+        self._put(ProgramBegan(number, program.salt, program.tenant_tag, program.session_tag))
         try:
             begin = Begin(
                 program.name,

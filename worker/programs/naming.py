@@ -21,19 +21,28 @@ class Naming:
         root: Names the model, and the tenant where there is a salt.
         page_tokens: Tokens in a page.
         tenant_tag: Of its frozen pages.
+        session_tag: The same.
     """
 
-    def __init__(self, root: RootKey, *, page_tokens: int, tenant_tag: str = "") -> None:
+    def __init__(
+        self, root: RootKey, *, page_tokens: int, tenant_tag: str = "", session_tag: str = ""
+    ) -> None:
         self.is_pure = True
         self.tokens = array("I")
         self.keys: list[PageKey] = []
         self._root = root
         self._page_tokens = page_tokens
         self._tenant_tag = tenant_tag
+        self._session_tag = session_tag
 
     def twin(self) -> Naming:
         """Return the same names, for a sequence that goes on by itself."""
-        twin = Naming(self._root, page_tokens=self._page_tokens, tenant_tag=self._tenant_tag)
+        twin = Naming(
+            self._root,
+            page_tokens=self._page_tokens,
+            tenant_tag=self._tenant_tag,
+            session_tag=self._session_tag,
+        )
         twin.is_pure = self.is_pure
         twin.tokens, twin.keys = self.tokens[:], self.keys[:]
         return twin
@@ -78,7 +87,8 @@ class Naming:
 
     def page(self, index: int) -> FrozenPage:
         """Return what names the page at `index`."""
-        return FrozenPage(self.keys[index], bytes(self._parent(index)), index, self._tenant_tag)
+        parent = bytes(self._parent(index))
+        return FrozenPage(self.keys[index], parent, index, self._tenant_tag, self._session_tag)
 
     def group(self, index: int) -> PageKey:
         """Return the first key of the group that the page at `index` is in."""

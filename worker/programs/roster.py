@@ -105,10 +105,11 @@ class Job:
 class Program:
     """What one program has."""
 
-    def __init__(self, name: str, root: RootKey, tenant_tag: str) -> None:
+    def __init__(self, name: str, root: RootKey, tenant_tag: str, session_tag: str) -> None:
         self.name = name
         self.root = root
         self.tenant_tag = tenant_tag
+        self.session_tag = session_tag
         self.sets: dict[int, SlotSet] = {}
         self.queues: dict[int, deque[Job]] = {}
         """Jobs on each working set, in order."""
@@ -187,8 +188,9 @@ class Roster:
     def handle(self, command: ProgramCommand, now_s: float) -> None:
         """Take one command."""
         match command:
-            case ProgramBegan(name, salt, tag):
-                self.programs[name] = Program(name, tenant_root(self._root, salt=salt), tag)
+            case ProgramBegan(name, salt, tenant_tag, session_tag):
+                root = tenant_root(self._root, salt=salt)
+                self.programs[name] = Program(name, root, tenant_tag, session_tag)
             case ProgramEnded(name):
                 program = self.programs.pop(name, None)
                 for job in () if program is None else program.running():
@@ -363,6 +365,7 @@ class Roster:
                     program.root,
                     page_tokens=self._page_tokens,
                     tenant_tag=program.tenant_tag,
+                    session_tag=program.session_tag,
                     states=self.states,
                 )
             case CloseSet(_, number):

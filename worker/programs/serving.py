@@ -194,6 +194,7 @@ class ProgramService:
                 message.entry,
                 message.salt,
                 message.tenant_tag,
+                message.session_tag,
             )
             return await self._host.start(program, on_said=run.said, on_output=run.printed)
         except UnicodeDecodeError as error:

@@ -48,6 +48,7 @@ class SlotSet(Cells):
         root: Names the model, and the tenant where there is a salt.
         page_tokens: Tokens in a page.
         tenant_tag: Of its frozen pages.
+        session_tag: The same.
         states: Where a recurrent model's states come from.
     """
 
@@ -58,6 +59,7 @@ class SlotSet(Cells):
         *,
         page_tokens: int,
         tenant_tag: str = "",
+        session_tag: str = "",
         states: StateLedger | None = None,
     ) -> None:
         super().__init__()
@@ -65,7 +67,9 @@ class SlotSet(Cells):
         self.frozen = 0
         """Leading pages that are immutable; of a model without attention, those that are full."""
         self.cached_tokens = 0
-        self.names = Naming(root, page_tokens=page_tokens, tenant_tag=tenant_tag)
+        self.names = Naming(
+            root, page_tokens=page_tokens, tenant_tag=tenant_tag, session_tag=session_tag
+        )
         self.state = None if states is None else WorkingState(states)
         """A recurrent model's; None for any other."""
         self.new_pages: list[PageToStore] = []
