@@ -155,18 +155,18 @@ def _policies(status: ClusterStatus) -> str:
 
 
 def _failing(status: ClusterStatus) -> list[str]:
-    """Return a line for each place whose policy fails, and for that of routers."""
+    """Return a line for each place whose policy in force has failed, and for that of routers."""
     lines = []
     if status.policy_failures:
         lines.append(f"routing policy failed {short(status.policy_failures)}x, so `cost` chose")
     counted = (
-        ("failed {}x", "policy_failures"),
-        ("`lru` completed {} answers", "policy_fallbacks"),
-        ("{} proposals were no pages there", "policy_proposals_refused.unknown"),
+        ("failed {}x", "policy_failing.failures"),
+        ("`lru` completed {} answers", "policy_failing.fallbacks"),
+        ("{} proposals were no pages there", "policy_failing.unknown"),
     )
     for one in [*status.workers, *status.pool]:
         told = [
-            say.format(short(count)) for say, name in counted if (count := one.counters.get(name))
+            say.format(short(count)) for say, name in counted if (count := one.gauges.get(name))
         ]
         if told:
             lines.append(f"{one.place}'s retention policy: {', '.join(told)}")

@@ -72,6 +72,7 @@ class Tally(msgspec.Struct, frozen=True, omit_defaults=True):
     predicted_tokens: _Count = 0
     output_tokens: _Count = 0
     policy_failures: _Count = 0
+    """Of the routing policy that it runs."""
     policy_version: _Count = 0
     """Of the policies that it runs, no count."""
     policy_refused: _Count = 0

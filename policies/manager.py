@@ -352,6 +352,7 @@ class RetentionManager:
         self._book, self.has_persistent = other._book, other.has_persistent
         self._failures, self._seeing = other._failures, other._seeing
         self._used_bytes, self._pinned_bytes = other._used_bytes, other._pinned_bytes
+        self.counts.replaced()
 
     def victims(self, bytes_needed: int, now_s: float) -> list[HeldPage]:
         """Return pages to remove, in that order, of `bytes_needed` bytes or more together.

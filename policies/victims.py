@@ -37,6 +37,23 @@ class ManagerCounts:
     """Calls in which the policy raised, or had not answered in time."""
     fallbacks: int = 0
     """Answers that `lru` completed, because the policy failed or proposed too little."""
+    failures_before: int = 0
+    """Of failures those of policies that are in force no more; so are the next ones."""
+    fallbacks_before: int = 0
+    unknown_before: int = 0
+
+    def replaced(self) -> None:
+        """Learn that another policy is in force."""
+        self.failures_before, self.fallbacks_before = self.failures, self.fallbacks
+        self.unknown_before = self.refused_unknown
+
+    def failing(self) -> dict[str, int]:
+        """Return how often the policy in force failed, was helped out, and proposed what is not there."""
+        return {
+            "failures": self.failures - self.failures_before,
+            "fallbacks": self.fallbacks - self.fallbacks_before,
+            "unknown": self.refused_unknown - self.unknown_before,
+        }
 
     def refused(self) -> dict[str, int]:
         """Return how many proposals were refused, by reason."""

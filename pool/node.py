@@ -360,6 +360,7 @@ class PoolNode:
             policy_failures=policy.failures,
             policy_fallbacks=policy.fallbacks,
             policy_proposals_refused=policy.refused(),
+            policy_failing=policy.failing(),
             bad_pages={
                 "at_store": bad.at_store,
                 "at_load": bad.at_load,

@@ -23,6 +23,8 @@ class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The version of the policies that is in force here; 0 where none was applied."""
     policy_refused: Gauge[int]
     """The version that could not be taken on; 0 where there is none."""
+    policy_failing: Gauge[dict[str, int]]
+    """Of the retention policies in force: `failures`, `fallbacks`, and `unknown` proposals, each as the counters below."""
     used_bytes: Gauge[int]
     budget_bytes: Gauge[int]
     pages: Gauge[dict[str, int]]
@@ -102,11 +104,11 @@ class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
     object_lost_races: Counter[int]
     """Pages that another node had written to the bucket already."""
     object_dropped_pages: Counter[int]
+    """Pages that were taken for the bucket and did not get there."""
     write_through_waiting: Gauge[int]
     """Pages that are to be copied to the last tier, and wait for that."""
     write_through_passed_over: Counter[int]
     """Pages that are not, because too many wait: they go there when they have to leave."""
-    """Pages that were taken for the bucket and did not get there."""
     object_raw_bytes: Counter[int]
     """Payloads that were packed for the bucket, as they came."""
     object_packed_bytes: Counter[int]

@@ -205,8 +205,8 @@ class Chooser:
 
     def replace_policy(self, policy: RoutingPolicy, name: str = "") -> None:
         """Let another policy decide from now on; conversations keep their workers."""
-        self._policy, self.failures.policy = policy, name
-        self._is_builtin = _is_builtin(policy)
+        self._policy, self._is_builtin = policy, _is_builtin(policy)
+        self.failures.begin(name)
         self._told = failures_of(policy)
 
     def _decide(self, request: RequestView, workers: Sequence[WorkerView]) -> tuple[Choice, str]:

@@ -24,17 +24,24 @@ class RoutingFailures:
     """What failed since it was told last. For one event loop.
 
     Args:
-        policy: What the routing policy in force is called; set anew where another one comes into force.
+        policy: What the routing policy in force is called.
     """
 
     def __init__(self, policy: str = "") -> None:
         self.policy = policy
+        self.count = 0
+        """How often the policy in force has failed."""
         self._untold: Counter[_Failure] = Counter()
         self._told_s: dict[_Failure, float] = {}
         """When each was told last, in the last minute."""
 
+    def begin(self, policy: str) -> None:
+        """Learn that another policy is in force, and what it is called."""
+        self.policy, self.count = policy, 0
+
     def note(self, reason: str) -> None:
         """Learn that the policy in force did not choose, and why."""
+        self.count += 1
         failure = (self.policy, reason)
         known = self._told_s.keys() | self._untold.keys()
         if failure not in known and len(known) >= _MOST_REASONS:

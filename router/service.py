@@ -182,6 +182,7 @@ class RouterService:
             gate=self._gate,
             memory=self._memory,
             metrics=self.metrics,
+            failures=self._chooser.failures,
             commons=sharing.commons,
         )
         access = self._access = Access(settings, sharing.allowances)

@@ -99,7 +99,7 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     policy_refused: int = 0
     """The version that it could not take on; 0 where there is none."""
     policy_failures: int = 0
-    """How often the routing policy failed, so that `cost` chose."""
+    """How often the routing policy in force failed, so that `cost` chose."""
     policy_edit_refused: str = ""
     """Why the latest edit of a policy file that is watched changed nothing; empty where it took effect."""
     policy_file_differs: str = ""

@@ -17,6 +17,7 @@ from pie.index.tallies import Tally
 from pie.page.events import PlaceId, PlaceKind
 from pie.policies.cluster_policy import Wanted
 from pie.router.census import Census
+from pie.router.failures import RoutingFailures
 from pie.router.gate import Gate
 from pie.router.link import WorkerLink
 from pie.router.memory import AnswerMemory
@@ -42,6 +43,7 @@ class Survey:
         gate: Gate,
         memory: AnswerMemory,
         metrics: RouterMetrics,
+        failures: RoutingFailures,
         commons: Commons,
     ) -> None:
         self._mirror = mirror
@@ -50,6 +52,7 @@ class Survey:
         self._gate = gate
         self._memory = memory
         self._metrics = metrics
+        self._failures = failures
         self._commons = commons
         self.router = ""
         """What this router is called; known once it has started."""
@@ -147,7 +150,7 @@ class Survey:
             },
             predicted_tokens=metrics.total(metrics.predicted_tokens),
             output_tokens=metrics.total(metrics.output_tokens),
-            policy_failures=metrics.total(metrics.policy_failures),
+            policy_failures=self._failures.count,
             policy_version=runs.version,
             policy_refused=runs.refused,
         )

@@ -65,6 +65,7 @@ class Figures:
             policy_failures=policy.failures,
             policy_fallbacks=policy.fallbacks,
             policy_proposals_refused=policy.refused(),
+            policy_failing=policy.failing(),
             running=self.scheduler.running,
             waiting=self.scheduler.waiting,
             loading=self.scheduler.loading,

@@ -21,6 +21,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The version of the policies that is in force here; 0 where none was applied."""
     policy_refused: Gauge[int] = 0
     """The version that could not be taken on; 0 where there is none."""
+    policy_failing: Gauge[dict[str, int]] = {}
+    """Of the retention policies in force: `failures`, `fallbacks`, and `unknown` proposals, each as the counters below."""
     running: Gauge[int] = 0
     waiting: Gauge[int] = 0
     loading: Gauge[int] = 0

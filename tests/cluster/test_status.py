@@ -80,14 +80,16 @@ def test_what_places_count_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_policies_that_fail_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     failing: dict[str, int | float] = {
-        "policy_failures": 1_234_567,
-        "policy_fallbacks": 12,
-        "policy_proposals_refused.pinned": 99,
-        "policy_proposals_refused.unknown": 3,
+        "policy_failing.failures": 1_234_567,
+        "policy_failing.fallbacks": 12,
+        "policy_failing.unknown": 3,
     }
-    quiet: dict[str, int | float] = {"policy_failures": 0, "policy_proposals_refused.pinned": 99}
-    workers = [msgspec.structs.replace(WORKER, counters=counters) for counters in (failing, quiet)]
-    node = msgspec.structs.replace(NODE, counters={"policy_fallbacks": 1})
+    quiet: dict[str, int | float] = {"policy_failing.failures": 0}
+    workers = [msgspec.structs.replace(WORKER, gauges=gauges) for gauges in (failing, quiet)]
+    # What policies did that are in force no more is in the counters alone.
+    node = msgspec.structs.replace(
+        NODE, gauges={"policy_failing.fallbacks": 1}, counters={"policy_failures": 5}
+    )
     status = ClusterStatus(
         model="m", index="ok", workers=workers, pool=[node], ready=True, policy_failures=2
     )

@@ -38,7 +38,9 @@ def test_a_reason_is_told_at_once_and_then_once_a_minute_with_how_often() -> Non
 def test_another_policy_of_the_same_reason_is_told_by_its_own_name() -> None:
     failing = RoutingFailures("one")
     failing.note("it raised")
-    failing.policy = "two"
+    assert failing.count == 1
+    failing.begin("two")
+    assert not failing.count, "it has not failed yet"
     failing.note("it raised")
     assert [one.policy for one in failing.take("r", 0.0)] == ["one", "two"]
 

@@ -14,6 +14,7 @@ from pie.page.events import Part
 from pie.page.key import PageKey, RootKey, page_keys, tenant_root
 from pie.policies import user_code
 from pie.policies.errors import PolicyError, PolicyLateError
+from pie.policies.lru import LruRetention
 from pie.policies.policy_set import PolicySet
 from pie.policies.retention import PageView
 from pie.policies.versions import PolicyVersions
@@ -200,3 +201,11 @@ def test_failures_of_a_policy_are_among_a_workers_figures(tokenizer: Tokenizer) 
     status = engine.status
     assert (status.policy_failures, status.policy_fallbacks) == (2, 2)
     assert status.policy_proposals_refused == {"pinned": 0, "unknown": 2}
+    assert status.policy_failing == {"failures": 2, "fallbacks": 2, "unknown": 2}
+    # Another policy has not failed; what was counted stays.
+    table.begin_replace(LruRetention()).put_in_order()
+    while not table.move_over(9, 0.0):
+        pass
+    engine.step()
+    assert engine.status.policy_failures == 2
+    assert not any(engine.status.policy_failing.values())
