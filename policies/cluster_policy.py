@@ -102,7 +102,7 @@ class PlaceView:
 
 @dataclass(frozen=True, slots=True)
 class SessionView:
-    """A conversation that the router which asks has seen lately."""
+    """A conversation that a router has seen lately."""
 
     session: str
     """Its tag, as its pages have it."""

@@ -18,13 +18,13 @@ class FollowSession:
 
     Args:
         within: How long after it moved its pages follow.
-        leave: Whether the worker that had it keeps its pages too, until retention lets them go; else it lets
+        keep: Whether the worker that had it keeps its pages too, until retention lets them go; else it lets
             go of those that no other conversation shares once the other worker has them.
     """
 
-    def __init__(self, within: Seconds = 60.0, *, leave: bool = True) -> None:
+    def __init__(self, within: Seconds = 60.0, *, keep: bool = True) -> None:
         self._within_s = within
-        self._leave = leave
+        self._keep = keep
 
     def decide(self, view: ClusterView) -> Iterable[Order]:
         """Return orders for conversations that have moved."""
@@ -35,6 +35,6 @@ class FollowSession:
             orders = list(along(session, view))
             yield from orders
             here, there = session.held.get(session.place, 0), session.held.get(before, 0)
-            if not self._leave and not orders and session.shared < there <= here:
+            if not self._keep and not orders and session.shared < there <= here:
                 reason = f"conversation {session.session} is at {session.place}"
                 yield LetGo(before, session.pages[:there], reason, start=session.shared)

@@ -131,6 +131,7 @@ def load_policies(text: str | bytes, *, name: str, folder: Path | None = None) -
     problems: list[Problem] = []
     specs: dict[PolicyKind, PolicySpec] = {}
     rules: tuple[Rule, ...] = ()
+    of_rules: list[Problem] = []
     migration = always()
     prefixes: Mapping[str, NamedPrefix] = {}
     places: dict[str, PrefixPlace] = {}
@@ -150,8 +151,9 @@ def load_policies(text: str | bytes, *, name: str, folder: Path | None = None) -
         what = "kinds of policy, such as " + " and ".join(f"`{kind}`" for kind in kinds)
         for entry in _mapping(half.value, half.key, what, problems):
             if (half.key, entry.key) == ("worker", _RULES):
+                path = f"{half.key}.{_RULES}"
                 rules = read_rules(
-                    entry.value, f"{half.key}.{_RULES}", problems, prefixes, reading.patterns
+                    entry.value, path, problems, prefixes, reading.patterns, of_rules
                 )
                 continue
             if entry.key not in kinds:
@@ -180,7 +182,9 @@ def load_policies(text: str | bytes, *, name: str, folder: Path | None = None) -
         prefixes=Prefixes(prefixes),
         prefix_places=places,
         patterns=tuple(reading.patterns),
-        warnings=(*reading.warnings, *tag_warnings(reading.patterns)) if halves else (nothing,),
+        warnings=(*reading.warnings, *of_rules, *tag_warnings(reading.patterns))
+        if halves
+        else (nothing,),
     )
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from pie.page.events import Tier
 from pie.policies.document import Entry, Value
 from pie.policies.errors import Problem
 from pie.policies.options import OptionProblem, check_options
@@ -23,6 +24,7 @@ from pie.policies.registry import did_you_mean
 from pie.policies.rules import ACTIONS, Action, Quota, Rule, Selector, covering
 from pie.policies.tag_warnings import TagPattern, patterns_in
 
+_OF_POOL = frozenset({Tier.POOL_RAM, Tier.POOL_DISK, Tier.POOL_OBJECT})
 MAX_RULES = 100
 """A page is held against each of them once."""
 
@@ -33,10 +35,11 @@ def read_rules(
     problems: list[Problem],
     prefixes: Mapping[str, NamedPrefix],
     patterns: list[TagPattern],
+    warnings: list[Problem],
 ) -> tuple[Rule, ...]:
     """Return the rules in a list, which may name `prefixes`.
 
-    Adds what is wrong to `problems`, and what selectors go by to `patterns`.
+    Adds what is wrong to `problems`, what selectors go by to `patterns`, and what is likely not meant to `warnings`.
     """
     if value.items is None:
         if value.plain is not None:
@@ -64,6 +67,8 @@ def read_rules(
         if match is not None:
             patterns += patterns_in(Selector, match.value.entries or [], f"{where}.match")
         rule = _rule(item, entries, selector, where, problems)
+        if selector is not None and match is not None:
+            warnings += _not_in_pool(selector, match, where, prefixes)
         if selector is None or kind is None:
             continue
         alike = earlier[kind is Quota]
@@ -79,6 +84,24 @@ def read_rules(
         if rule is not None:
             rules.append(rule)
     return tuple(rules)
+
+
+def _not_in_pool(
+    selector: Selector, match: Entry, path: str, prefixes: Mapping[str, NamedPrefix]
+) -> list[Problem]:
+    """Return a warning where a rule means a prefix in the pool whose pages nobody knows there."""
+    named = prefixes.get(selector.prefix_name or "")
+    if named is None or (named.text or named.system) is None:
+        return []
+    if not selector.tiers or not selector.tiers & _OF_POOL:
+        return []
+    at = next(entry for entry in match.value.entries or () if entry.key == "prefix")
+    given = "text" if named.system is None else "system"
+    message = (
+        f"no page at a pool node is meant: it has no tokenizer, and {selector.prefix_name!r} is given as `{given}`; "
+        "give `tokens` or `key`"
+    )
+    return [Problem(at.line, at.column, f"{path}.match.prefix", message)]
 
 
 def _kind(action: Entry | None) -> type[Action] | None:

@@ -18,7 +18,7 @@ class PolicySettings(BaseModel):
 
     file: Path | None = Field(
         default=None,
-        description="Policy file (YAML). Unset uses the built-ins `lru` and `cost`.",
+        description="Policy file (YAML). Unset uses the built-ins.",
     )
     watch: bool = Field(
         default=False,

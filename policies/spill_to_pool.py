@@ -37,7 +37,7 @@ class SpillToPool:
         self._idle_s = idle
 
     def decide(self, view: ClusterView) -> Iterable[Order]:
-        """Return orders to workers that are nearly full, for what is used often and what is idle."""
+        """Return orders to workers that are nearly full, for conversations that are idle."""
         if not view.nodes:
             return
         full = {

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -144,6 +145,16 @@ def test_cost_gives_up_large_pages_before_small_ones() -> None:
     policy.stored(view(2, size=400), 0.0)
     use(policy, 2)
     assert order(policy) == [2, 1]
+
+
+@pytest.mark.parametrize(("attention_pages", "leaves"), [(1024, [2, 1]), (1e9, [1, 2])])
+def test_cost_keeps_what_is_deep_in_its_context_as_far_as_that_takes_longer(
+    attention_pages: float, leaves: list[int]
+) -> None:
+    policy = CostRetention(attention_pages=attention_pages)
+    policy.stored(replace(view(1), index=4096), 0.0)
+    policy.stored(view(2), 0.0)
+    assert order(policy) == leaves
 
 
 def test_s3_fifo_keeps_what_is_used_again_through_a_scan() -> None:

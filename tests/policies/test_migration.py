@@ -114,7 +114,7 @@ def test_a_conversation_that_moved_takes_its_pages_along() -> None:
 
 
 def test_the_worker_that_had_it_lets_go_of_what_nobody_shares_once_the_other_has_it() -> None:
-    follow = FollowSession(leave=False)
+    follow = FollowSession(keep=False)
     there = session(place=B, came_from=A, held={A: 8, B: 8}, pooled=8, shared=3)
     (order,) = follow.decide(view(there))
     assert order == LetGo(A, PAGES[:8], "conversation s is at b", start=3)

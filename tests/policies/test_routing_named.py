@@ -158,6 +158,27 @@ def test_weighted_filters_leave_out_who_is_over_a_limit_unless_all_are() -> None
     assert policy.choose(request(), busy).place == "w0"
 
 
+@pytest.mark.parametrize(
+    ("options", "place"),
+    [
+        ("prefix-affinity", "w0"),
+        ("prefix-affinity, imbalance_requests: 8", "w1"),
+        ("prefix-affinity, imbalance_requests: 8, imbalance_ratio: 100", "w0"),
+        ("weighted", "w0"),
+        ("weighted, scorers: {free-memory: 1}", "w1"),
+        ("weighted, scorers: {running: 1}", "w1"),
+        ("weighted, scorers: {prefix: 1}", "w0"),
+        ("weighted, scorers: {prefix: 1}, filters: {least-free-memory: 0.3}", "w1"),
+        ("weighted, scorers: {prefix: 1}, filters: {least-free-memory: 0.1}", "w0"),
+    ],
+)
+def test_options_of_a_file_say_who_takes_a_request(options: str, place: str) -> None:
+    holder = worker("w0", 900, running=20, free_share=0.2)
+    assert routing(f"{{policy: {options}}}").choose(
+        request(), [holder, worker("w1", running=1, free_share=0.4)]
+    ).place == PlaceId(place)
+
+
 def test_weighted_random_draws_with_the_scores_as_chances() -> None:
     policy = WeightedRouting(scorers={"prefix": 1}, picker="weighted-random")
     workers = [worker("w0", 900), worker("w1", 300), worker("w2")]

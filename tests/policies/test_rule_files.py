@@ -347,3 +347,26 @@ def test_a_class_of_a_users_own_is_warned_of_where_its_annotations_say_what_it_s
     text = "cluster: {replication: {policy: 'choosy:Choosy', whose: acme, tenant: acme}}"
     (warning,) = load_policies(text, name="p", folder=tmp_path).warnings
     assert warning.path == "cluster.replication.whose"
+
+
+@pytest.mark.parametrize(
+    ("prefix", "tier", "warned"),
+    [
+        ("system: You are the desk.", "[pool-ram, pool-disk]", True),
+        ("text: You are the desk.", "[host, pool-object]", True),
+        ("tokens: [1, 2]", "pool-ram", False),
+        ("system: You are the desk.", "host", False),
+    ],
+)
+def test_a_prefix_whose_tokens_no_pool_node_knows_is_warned_of(
+    prefix: str, tier: str, warned: bool
+) -> None:
+    text = (
+        f"prefixes: {{desk: {{{prefix}}}}}\n"
+        f"worker: {{rules: [{{action: pin, match: {{tier: {tier}, prefix: desk}}}}]}}"
+    )
+    told = [str(one) for one in load_policies(text, name="p").warnings]
+    assert bool(told) is warned
+    assert all(
+        "worker.rules[0].match.prefix: no page at a pool node is meant" in one for one in told
+    )
