@@ -264,6 +264,12 @@ class TieredCache:
             for shelf in self._shelves:
                 shelf.level.manager.used_above(page.key, page.part, self._clock())
 
+    def count_use(self, page: PageId) -> None:
+        """Count a use of a page, which was made above all these tiers, in each of them."""
+        with self._lock:
+            for shelf in self._shelves:
+                shelf.level.manager.hit(page.key, page.part, self._clock())
+
     def expect(self, pages: Sequence[PageId]) -> None:
         """Let lower tiers prepare for loads of pages that will come soon, in that order."""
         first, *lower = self._tiers

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pie.pool.cache import TieredCache
 from pie.pool.tier import PageId
@@ -57,6 +57,8 @@ class Mover:
         self._paused_until_s = 0.0
         self._wanted: dict[PageId, None] = {}
         self._new: dict[PageId, None] = {}
+        self._kept: dict[PageId, None] = {}
+        """Used above all tiers, and to outlive a restart."""
         self._should_look = False
         self._should_reconcile = False
         self._stop = False
@@ -105,6 +107,13 @@ class Mover:
             else:
                 self.passed_over += 1
 
+    def keep_soon(self, pages: Sequence[PageId]) -> None:
+        """Count uses, above all tiers, of pages that are to outlive a restart, and copy them to the last tier."""
+        with self._wake:
+            room = _MOST_NEW - len(self._kept)
+            self._kept.update(dict.fromkeys(pages[:room] if room > 0 else ()))
+            self._wake.notify()
+
     @property
     def waiting(self) -> int:
         """How many pages wait to be copied to the last tier."""
@@ -143,7 +152,11 @@ class Mover:
                 should_reconcile, self._should_reconcile = self._should_reconcile, False
                 page = _first(self._wanted)
                 new = None if self._is_paused else _first(self._new)
+                kept, self._kept = self._kept, {}
             try:
+                for one in kept:
+                    self._cache.count_use(one)
+                    self.write_through_soon(one, is_persistent=True)
                 if should_reconcile:
                     self._cache.reconcile()
                 if page is not None:
@@ -160,7 +173,12 @@ class Mover:
     def _has_work(self) -> bool:
         is_new = self._new and not self._is_paused
         return bool(
-            self._wanted or is_new or self._should_look or self._should_reconcile or self._stop
+            self._wanted
+            or is_new
+            or self._kept
+            or self._should_look
+            or self._should_reconcile
+            or self._stop
         )
 
     @property

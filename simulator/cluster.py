@@ -376,6 +376,7 @@ class SimulatedCluster:
                 clock=self.clock,
                 on_change=publish,
                 model=self._model,
+                page_tokens=self.spec.engine.page_tokens,
             )
         stores: PoolStores | None = spec.pool_stores
         if stores is PoolStores.BEHIND and not self._moves.stores_as_made:
@@ -412,6 +413,7 @@ class SimulatedCluster:
                 clock=self.clock,
                 on_change=changed,
                 model=self._model,
+                page_tokens=self.spec.engine.page_tokens,
             )
 
         return SimulatedPool(

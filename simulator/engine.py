@@ -99,7 +99,6 @@ class EngineCounts:
     prefill_tokens: int = 0
     decode_tokens: int = 0
     busy_s: float = 0.0
-    evicted: int = 0
 
 
 OnReport = Callable[[Many[TokenDelta], Load], None]
@@ -138,7 +137,13 @@ class MockEngine:
         self.spec = spec
         self.counts = EngineCounts()
         self.table = PageTable(
-            spec.pages, cost.bytes_of(spec.page_tokens), Part.FULL, retention, below, model
+            spec.pages,
+            cost.bytes_of(spec.page_tokens),
+            Part.FULL,
+            retention,
+            below,
+            model,
+            spec.page_tokens,
         )
         self._cost = cost
         self._clock = clock
@@ -427,7 +432,6 @@ class MockEngine:
     def _tell_changes(self) -> None:
         changes = self.table.take_changes()
         if changes:
-            self.counts.evicted += sum(not change.stored for change in changes)
             self._on_changes(changes)
 
 

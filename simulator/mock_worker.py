@@ -184,7 +184,7 @@ class MockWorkerService:
                 counters: dict[str, int | float] = {
                     "prefill_tokens": counts.prefill_tokens,
                     "decode_tokens": counts.decode_tokens,
-                    "evicted_pages": counts.evicted,
+                    "evicted_pages": self.engine.table.evicted,
                 }
                 gauges: dict[str, int | float] = {"running": load.running, "waiting": load.waiting}
                 told = (PlaceId(self._spec.place), Epoch(self._spec.epoch), "serving")

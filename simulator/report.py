@@ -227,7 +227,7 @@ def _worker_report(cluster: SimulatedCluster, number: int, done: Sequence[Outcom
         prompt_tokens=prompt,
         computed_tokens=prompt - sum(one.cached_tokens for one in own),
         busy_s=worker.engine.counts.busy_s,
-        evicted_pages=worker.engine.counts.evicted,
+        evicted_pages=worker.engine.table.evicted,
     )
 
 

@@ -30,6 +30,7 @@ class MockTier:
         clock: The time.
         on_change: Told what comes and goes.
         model: The root of the model whose pages they are, for policies.
+        page_tokens: Tokens in a page of that, for policies.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class MockTier:
         clock: Clock,
         on_change: OnChange = lambda _entries, _stored: None,
         model: RootKey = NO_ROOT,
+        page_tokens: int = 0,
     ) -> None:
         self.kind = kind
         self.total = pages
@@ -53,6 +55,7 @@ class MockTier:
         self._clock = clock
         self._on_change = on_change
         self._model = model
+        self._page_tokens = page_tokens
         self._held: dict[PageKey, FrozenPage] = {}
 
     def __len__(self) -> int:
@@ -144,6 +147,7 @@ class MockTier:
                 tenant_tag=page.tenant_tag,
                 session_tag=page.session_tag,
                 model_root=self._model,
+                page_tokens=self._page_tokens,
             ),
             now_s,
         )

@@ -232,6 +232,9 @@ class _Demote:
         """Take what leaves: a sequence's end leaves first, and has to leave host memory first too."""
         self._host.put([page for _, page in reversed(victims)])
 
+    def keep(self, keys: Many[PageKey]) -> None:
+        """Do nothing: there is no disk here."""
+
 
 class _Spill:
     """The same for a pool of one node."""
@@ -252,3 +255,6 @@ class _Spill:
         """Take what leaves, as `_Demote` does."""
         # Groups mean nothing to one node alone.
         self._pool.put((page, page.key) for _, page in reversed(victims))
+
+    def keep(self, keys: Many[PageKey]) -> None:
+        """Do nothing, as `_Demote` does."""

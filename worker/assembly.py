@@ -122,6 +122,7 @@ def make_engine(
         part=model.layout.parts[0],
         retention=RetentionManager(new_retention(), name="device"),
         model_root=model.model_root,
+        page_tokens=model.layout.page_tokens,
     )
     states = None
     if model.states:
@@ -131,6 +132,7 @@ def make_engine(
             stride_pages=-(-settings.state_stride_tokens // settings.page_tokens),
             retention=RetentionManager(new_retention(), name="device states"),
             model_root=model.model_root,
+            page_tokens=model.layout.page_tokens,
         )
     vocabulary = Vocabulary(
         tokenizer=assembly.tokenizer,

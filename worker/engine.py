@@ -50,7 +50,6 @@ from pie.worker.state_table import StateTable
 from pie.worker.stores import (
     PageToStore,
     StoreQueue,
-    WriteBehind,
     batch_pages,
     page_to_store,
     snapshot_to_store,
@@ -172,11 +171,9 @@ class Engine:
     def attach(self, offload: Offload, suspended: SuspendedPages | None = None) -> None:
         """Use lower tiers and a pool from now on, and keep there what sequences had that yield."""
         self._offload = self._figures.offload = offload
-        if offload.tiers is not None:
-            parts = offload.layout.attention_parts
-            self._table.below = WriteBehind(self._stores, offload.tiers, parts)
-            if self._states is not None:
-                self._states.slots.below = WriteBehind(self._stores, offload.tiers, (Part.STATE,))
+        self._table.below = offload.below(self._stores, offload.layout.attention_parts)
+        if self._states is not None:
+            self._states.slots.below = offload.below(self._stores, (Part.STATE,))
         self._suspended = self._figures.suspended = suspended
         if suspended is not None:
             self._scheduler.suspender = suspended

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pie.policies.victims import counted_together
 from pie.wire.messages import Load
 from pie.worker.counters import Counters
+from pie.worker.in_pool import PoolBelow
 from pie.worker.load_choice import LoadTier
 from pie.worker.offload import Offload
 from pie.worker.page_table import PageTable
@@ -111,7 +112,9 @@ class Figures:
             pages_store_dropped=self.stores.dropped,
             pages_evicted=evicted,
             # Lower tiers count by themselves which pages they had no room for.
-            pages_lost=evicted if offload is None or offload.is_last else 0,
+            pages_lost=evicted
+            if offload is None or offload.is_last
+            else sum(one.below.lost for one in tables if isinstance(one.below, PoolBelow)),
             pages_loaded={tier.value: n for tier, n in counters.pages_loaded.items()},
             pages_prefetched=0 if offload is None else offload.prefetched,
             loads_missed=0 if offload is None else offload.counts.missed,

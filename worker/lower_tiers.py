@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -37,6 +36,7 @@ from pie.pool.settings import Compression
 from pie.pool.side_threads import within
 from pie.pool.tier import PageId, StoredPage, id_of
 from pie.worker.batch import PageSlot
+from pie.worker.in_pool import InPool
 from pie.worker.load_choice import LoadTier, Run
 from pie.worker.page_copies import CopiedPart, PageCopies, Piece
 from pie.worker.page_table import FrozenPage
@@ -49,8 +49,6 @@ _CLOSE_S = 10.0
 """How long closing waits for what a disk is doing."""
 _LAST_PAGE_S = 1.0
 """How long saving may take beyond its time: the page under way."""
-_MOST_IN_POOL = 65_536
-"""Pages of which it is remembered that the pool has them: the last ones."""
 _HIT = LookupStatus.HIT
 _NAMES = {TierKind.HOST: LoadTier.HOST, TierKind.DISK: LoadTier.DISK}
 
@@ -81,8 +79,8 @@ class LowerTiers:
         """Pages that were copied here when they had to leave."""
         self.lost = 0
         """Pages that left device memory for nowhere: no room here, and the pool did not take them."""
-        self._in_pool: dict[PageId, None] = {}
-        self._in_pool_lock = threading.Lock()
+        self.in_pool = InPool()
+        """What the pool has besides: it may leave here and is not lost."""
 
     @property
     def _has_disk(self) -> bool:
@@ -111,22 +109,13 @@ class LowerTiers:
         """Learn that a tier has lost pages by itself."""
         self._mover.reconcile_soon()
 
-    def pool_has(self, pages: Iterable[PageId]) -> None:
-        """Learn that the pool took pages, or gave them: they may leave here and are not lost."""
-        with self._in_pool_lock:
-            for page in pages:
-                self._in_pool.pop(page, None)
-                self._in_pool[page] = None
-            while len(self._in_pool) > _MOST_IN_POOL:
-                del self._in_pool[next(iter(self._in_pool))]
-
     def tier_of(self, key: PageKey, parts: Sequence[Part]) -> LoadTier | None:
         """Return the lowest tier that has parts of a page; None where some are nowhere.
 
         That is the pool where they are not all here, and it took them.
         """
         tier = self._tier_here(key, parts)
-        if tier is None and all(PageId(key, part) in self._in_pool for part in parts):
+        if tier is None and self.in_pool.has(key, parts):
             return LoadTier.POOL
         return tier
 
@@ -248,6 +237,10 @@ class LowerTiers:
                 self.copied_late += 1
             elif where is None:
                 self.lost += 1
+
+    def keep(self, pages: Sequence[PageId]) -> None:
+        """Count uses of pages in device memory that are to outlive a restart, and have them on disk. Waits for nothing."""
+        self._mover.keep_soon(pages)
 
     def entries(self) -> list[PageEntry]:
         """Return what the index should know."""

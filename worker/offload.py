@@ -29,6 +29,7 @@ from pie.pool.tier import PageId, StoredPage, id_of
 from pie.wire.messages import LoadDecision
 from pie.worker.batch import StateSlot
 from pie.worker.commands import Command, LoadEnded, StoreEnded
+from pie.worker.in_pool import InPool, PoolBelow
 from pie.worker.load_choice import (
     LoadChoice,
     Loaded,
@@ -42,11 +43,12 @@ from pie.worker.loadable import Loadable
 from pie.worker.lower_tiers import LowerTiers
 from pie.worker.page_copies import PageCopies, Piece
 from pie.worker.page_pool import PagePool
+from pie.worker.page_table import Below
 from pie.worker.prefetch import Prefetch, wanted_of
 from pie.worker.rates import Rate
 from pie.worker.sequence import Sequence
 from pie.worker.stalls import Stalls
-from pie.worker.stores import PageToStore
+from pie.worker.stores import PageToStore, StoreQueue, WriteBehind
 from pie.worker.storing import Storing
 
 log = logging.getLogger("pie.worker.offload")
@@ -104,7 +106,9 @@ class Offload:
         self._put = put
         self._limit_s = limit_s
         self._loop = asyncio.get_running_loop()
-        self.storing = Storing(copies, pool=pool, tiers=tiers)
+        self.in_pool = InPool() if tiers is None else tiers.in_pool
+        """What the pool has, as far as is known here."""
+        self.storing = Storing(copies, self.in_pool, pool=pool, tiers=tiers)
         self._moves = WorkerMoves()
         # One that waits for the disk must not keep the others waiting.
         self._loading = {tier: SideThreads(f"pie-load-{tier}") for tier in LoadTier}
@@ -138,6 +142,14 @@ class Offload:
     def set_moves(self, moves: WorkerMoves) -> None:
         """Do from now on what policies say of pages that move; from any thread."""
         self._moves = moves
+
+    def below(self, stores: StoreQueue, parts: Many[Part]) -> Below | None:
+        """Return what takes parts of pages that leave device memory, where anything does."""
+        if self.is_last:
+            return None
+        if self.tiers is None:
+            return PoolBelow(self.in_pool, parts)
+        return WriteBehind(stores, self.tiers, parts)
 
     def wish(self, sequence: Loadable, compute: Rate) -> int:
         """Return how many pages after its frozen ones a sequence should load; 0 to compute them."""
@@ -430,8 +442,7 @@ class Offload:
         for page, parts in zip(pages, came, strict=True):
             if not job.write(page, parts):
                 break
-            if self.tiers is not None:
-                self.tiers.pool_has(id_of(part.header) for part in parts)
+            self.in_pool.note(id_of(part.header) for part in parts)
 
     async def _run_store(self, batch: tuple[PageToStore, ...]) -> None:
         ended = StoreEnded(0, 0)

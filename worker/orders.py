@@ -302,7 +302,7 @@ class PageOrders:
                 groups=groups,
                 deadline_s=max(0.0, until_s - time.monotonic()),
             )
-            tiers.pool_has(
+            tiers.in_pool.note(
                 PageId(one.header.key, one.header.part)
                 for one, status in zip(found, statuses, strict=True)
                 if status in _THERE
@@ -348,7 +348,7 @@ class PageOrders:
             whole = has >= set(self._layout.attention_parts) and all(map(self._copies.fits, parts))
             if not whole or not self._tiers.put_fetched([(p.header, p.payload) for p in parts]):
                 break
-            self._tiers.pool_has(PageId(one.header.key, one.header.part) for one in parts)
+            self._tiers.in_pool.note(PageId(one.header.key, one.header.part) for one in parts)
             kept += 1
             size += sum(one.payload.nbytes for one in parts)
         return kept, size

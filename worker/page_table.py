@@ -111,6 +111,9 @@ class Below(Protocol):
     def demote(self, victims: Sequence[tuple[PageSlot, FrozenPage]]) -> None:
         """Learn which pages leave now, while they still lie where they did."""
 
+    def keep(self, keys: Sequence[PageKey]) -> None:
+        """Learn which pages were used just now that rules want to outlive a restart."""
+
 
 @dataclass
 class PageTable:
@@ -126,6 +129,7 @@ class PageTable:
         retention: Chooses victims among idle pages.
         below: What is below device memory.
         model_root: Of the model whose pages they are, for policies.
+        page_tokens: Tokens in a page of that, for policies; 0 where it is not known.
     """
 
     total: int
@@ -134,6 +138,7 @@ class PageTable:
     retention: RetentionManager
     below: Below | None = None
     model_root: RootKey = NO_ROOT
+    page_tokens: int = 0
     evicted: int = field(init=False, default=0)
     """Pages that left for others."""
     _pages: list[_Page] = field(init=False)
@@ -185,6 +190,9 @@ class PageTable:
             frozen = self._frozen(page)
             self.retention.hit(frozen.key, self.part, now_s)
             self._use(page)
+        if self.below is not None and self.retention.has_persistent:
+            held = keys[: len(pages)]
+            self.below.keep([key for key in held if self.retention.is_persistent(key, self.part)])
         return pages
 
     def holds(self, page: PageSlot, key: PageKey) -> bool:
@@ -440,6 +448,7 @@ class PageTable:
             tenant_tag=frozen.tenant_tag,
             session_tag=frozen.session_tag,
             model_root=self.model_root,
+            page_tokens=self.page_tokens,
         )
 
     def _use(self, page: PageSlot, count: int = 1) -> None:

@@ -134,7 +134,7 @@ class Prefetch:
                 break
             run.append((part.header, part.payload))
         kept = await asyncio.to_thread(self._tiers.put_ahead, run)
-        self._tiers.pool_has(id_of(header) for header, _ in run[:kept])
+        self._tiers.in_pool.note(id_of(header) for header, _ in run[:kept])
         self.pages += kept // len(parts)
         return kept == len(missing)
 

@@ -45,6 +45,7 @@ class StateTable:
         stride_pages: A snapshot is due at every so many pages of a sequence.
         retention: Chooses victims among idle snapshots.
         model_root: Of the model whose snapshots they are, for policies.
+        page_tokens: Tokens in a page of that, for policies; 0 where it is not known.
     """
 
     def __init__(
@@ -55,9 +56,17 @@ class StateTable:
         stride_pages: int,
         retention: RetentionManager,
         model_root: RootKey = NO_ROOT,
+        page_tokens: int = 0,
     ) -> None:
         assert stride_pages > 0
-        self.slots = PageTable(total, state_bytes, Part.STATE, retention, model_root=model_root)
+        self.slots = PageTable(
+            total,
+            state_bytes,
+            Part.STATE,
+            retention,
+            model_root=model_root,
+            page_tokens=page_tokens,
+        )
         """The slots, as a page table keeps pages."""
         self._stride_pages = stride_pages
         self.taken = 0

@@ -109,8 +109,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     pages_evicted: Counter[int] = 0
     """Pages, and a recurrent model's snapshots, that left device memory for others, whether or not they are elsewhere."""
     pages_lost: Counter[int] = 0
-    """Of them, those that left for nowhere: no lower tier had room, or there is none, and the pool took them not. Without a lower
-    tier in the worker, which would know what the pool took, and with a pool, none are counted."""
+    """Of them, those that left for nowhere: no lower tier had room, or there is none, and they are none of the last 65,536 that
+    the pool took or gave."""
     pages_demoted: Counter[int] = 0
     """Parts of pages that host memory handed down to disk."""
     pages_promoted: Counter[int] = 0

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pie.page.events import Part
 from pie.page.groups import GROUP_PAGES
 from pie.page.key import PageKey
+from pie.pool.tier import PageId
 from pie.worker.batch import PageSlot, StateSlot
 from pie.worker.lower_tiers import LowerTiers
 from pie.worker.page_table import FrozenPage, PageTable
@@ -211,3 +212,8 @@ class WriteBehind:
     def demote(self, victims: Sequence[tuple[PageSlot, FrozenPage]]) -> None:
         """Copy victims to host memory that are in no lower tier yet, where there is room."""
         self._tiers.demote(victims, self._parts)
+
+    def keep(self, keys: Sequence[PageKey]) -> None:
+        """Let lower tiers have pages that were used, and are to outlive a restart."""
+        if keys:
+            self._tiers.keep([PageId(key, part) for key in keys for part in self._parts])

@@ -17,6 +17,7 @@ from pie.pool.side_threads import SideThreads
 from pie.pool.tier import id_of
 from pie.wire.messages import PutStatus
 from pie.worker.commands import StoreEnded
+from pie.worker.in_pool import InPool
 from pie.worker.lower_tiers import LowerTiers
 from pie.worker.page_copies import CopiedPart, PageCopies
 from pie.worker.page_pool import PagePool
@@ -35,6 +36,7 @@ class Storing:
 
     Args:
         copies: What copies pages out.
+        in_pool: Told what the pool took.
         pool: The pool, where there is one.
         tiers: Host memory and disk, where there are any.
     """
@@ -42,11 +44,13 @@ class Storing:
     def __init__(
         self,
         copies: PageCopies,
+        in_pool: InPool,
         *,
         pool: PagePool | None,
         tiers: LowerTiers | None,
     ) -> None:
         self._copies = copies
+        self._in_pool = in_pool
         self._pool = pool
         self._tiers = tiers
         # One that waits for the disk must not keep the other waiting.
@@ -164,11 +168,10 @@ class Storing:
         except Exception:
             log.exception("storing pages in the pool failed")
             return [False] * len(copied)
-        if self._tiers is not None:
-            self._tiers.pool_has(
-                id_of(header)
-                for (header, _), status in zip(parts, statuses, strict=True)
-                if status in _THERE
-            )
+        self._in_pool.note(
+            id_of(header)
+            for (header, _), status in zip(parts, statuses, strict=True)
+            if status in _THERE
+        )
         each = iter(statuses)
         return [all(s in _THERE for s in itertools.islice(each, len(page))) for page in copied]

@@ -84,7 +84,7 @@ def test_a_full_engine_evicts_by_its_policy_and_contradicts_nobody() -> None:
     simulated = cluster(spec(workers=1, pages=16))
     simulated.run_open([ask(at / 2, (1 + at % 5, 40), output=8) for at in range(30)])
     simulated.check()
-    assert simulated.workers[0].engine.counts.evicted > 0
+    assert simulated.workers[0].engine.table.evicted > 0
     assert all(one.output_tokens == 8 for one in simulated.outcomes)
 
 

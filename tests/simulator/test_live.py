@@ -54,7 +54,7 @@ def test_one_client_finds_exactly_what_the_simulator_says() -> None:
     trace, of = conversations(12, 6), spec(1, 160)
     simulated = cluster(of, POLICIES)
     simulated.run_closed(trace, clients=1)
-    assert sum(worker.engine.counts.evicted for worker in simulated.workers) > 100
+    assert sum(worker.engine.table.evicted for worker in simulated.workers) > 100
 
     async def run() -> list[tuple[int, int, int]]:
         async with live_cluster(of, POLICIES, speed=100.0) as live:

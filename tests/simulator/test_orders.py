@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from pie.page.events import PlaceId
+from pie.page.events import Part, PlaceId, Tier
 from pie.page.key import PageKey
 from pie.policies.cluster_policy import (
     ClusterView,
@@ -21,6 +21,7 @@ from pie.policies.cluster_policy import (
     SetCopies,
     StorePages,
 )
+from pie.policies.retention import PageView
 from pie.router import choice
 from pie.router.prefix import Prefix
 from pie.simulator.cluster import ClusterSpec, SimulatedCluster
@@ -336,3 +337,33 @@ def test_a_leave_that_says_nothing_is_refused(text: str) -> None:
 
 def test_a_leave_is_a_place_and_a_time() -> None:
     assert read_leave("worker-1@2.5") == Leave(PlaceId("worker-1"), 2.5)
+
+
+class Shown:
+    """Notes how many tokens the pages have that it is shown, by tier."""
+
+    seen: ClassVar[set[tuple[Tier, int]]] = set()
+
+    def stored(self, page: PageView, now_s: float) -> None:
+        self.seen.add((page.tier, page.page_tokens))
+
+    def hit(self, key: PageKey, part: Part, now_s: float) -> None: ...
+
+    def removed(self, key: PageKey, part: Part) -> None: ...
+
+    def victims(self, bytes_needed: int, now_s: float) -> Iterable[tuple[PageKey, Part]]:
+        return ()
+
+
+def test_pages_that_are_let_go_are_not_evicted_and_policies_see_their_size_in_each_tier() -> None:
+    policies = f"{{worker: {{retention: {__name__}:Shown}}, cluster: {{migration: [{{policy: expire, after: 5s}}]}}}}"
+    simulated = cluster(pooled(workers=1), policies)
+    trace = [ask(at * 0.5, (1 + at, 40), session=f"s{at}") for at in range(12)]
+    simulated.run_open([*trace, ask(30.0, (99, 8))])
+    simulated.check()
+    report = report_of("expire", simulated)
+    assert report.orders.by_policy["expire"]["done"]
+    assert set(report.evicted_pages.values()) == {0}
+    assert len(simulated.workers[0].engine.table.frozen_pages()) < 20
+    assert {tokens for _, tokens in Shown.seen} == {PAGE}
+    assert {tier for tier, _ in Shown.seen} == {Tier.DEVICE, Tier.POOL_RAM}

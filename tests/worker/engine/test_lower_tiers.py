@@ -118,7 +118,7 @@ def test_a_page_is_in_the_lower_tier_of_it_and_its_snapshot(make: Make) -> None:
 
 def test_what_the_pool_took_is_not_lost_where_there_is_no_room(make: Make) -> None:
     lower = make((ATTENTION,), host=4096)
-    lower.tiers.pool_has([PageId(key(0), Part.FULL)])
+    lower.tiers.in_pool.note([PageId(key(0), Part.FULL)])
     assert lower.tiers.tier_of(key(0), (Part.FULL,)) is LoadTier.POOL
     assert lower.tiers.tier_of(key(1), (Part.FULL,)) is None
     lower.memory.error = ValueError("no copy")
@@ -131,9 +131,9 @@ def test_what_the_pool_took_is_not_lost_where_there_is_no_room(make: Make) -> No
 def test_of_the_pools_pages_the_last_ones_are_remembered(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pie.worker.lower_tiers._MOST_IN_POOL", 3)
+    monkeypatch.setattr("pie.worker.in_pool._MOST", 3)
     lower = make((ATTENTION,))
-    lower.tiers.pool_has(PageId(key(number), Part.FULL) for number in (0, 1, 2, 0, 3))
+    lower.tiers.in_pool.note(PageId(key(number), Part.FULL) for number in (0, 1, 2, 0, 3))
     known = [lower.tiers.tier_of(key(number), (Part.FULL,)) for number in range(4)]
     assert known == [LoadTier.POOL, None, LoadTier.POOL, LoadTier.POOL]
 

@@ -147,12 +147,16 @@ class Below:
         self.waiting = waiting
         self.held = {key(number) for number in held}
         self.left: list[PageKey] = []
+        self.kept: list[PageKey] = []
 
     def holds(self, key: PageKey) -> bool:
         return key in self.held
 
     def demote(self, victims: Sequence[tuple[int, FrozenPage]]) -> None:
         self.left += [page.key for _, page in victims]
+
+    def keep(self, keys: Sequence[PageKey]) -> None:
+        self.kept += keys
 
 
 def test_what_leaves_is_told_while_it_is_there(table: PageTable) -> None:

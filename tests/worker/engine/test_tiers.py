@@ -108,6 +108,22 @@ async def test_without_lower_tiers_what_leaves_is_computed_again(workers: Worker
     assert answer.cached.total == 0
 
 
+@pytest.mark.parametrize("takes", [True, False])
+async def test_with_a_pool_alone_what_leaves_is_lost_where_that_has_not_taken_it(
+    workers: Workers, takes: bool
+) -> None:
+    pool = PromisedPool()
+    pool.is_promised = not takes
+    worker = await workers.start(opened(), pool=pool)
+    await worker.ask(PROMPT)
+    await worker.engine.until(lambda: len(pool.pages) >= FULL if takes else pool.offers > 0)
+    await worker.settled()
+    await worker.ask([100] * ((worker.engine.table.total - 1) * PAGE))
+    status = worker.engine.engine.status
+    assert status.pages_evicted == FULL - 1
+    assert status.pages_lost == (0 if takes else FULL - 1)
+
+
 async def test_a_page_that_must_leave_before_its_copy_was_made_is_copied_then(
     workers: Workers,
 ) -> None:
@@ -437,10 +453,10 @@ async def test_a_page_that_another_only_promised_is_not_taken_for_the_pools(
     worker = await workers.start(opened(host=MIB), pool=pool)
     await worker.ask(PROMPT)
     await worker.engine.until(lambda: pool.offers > 0)
-    assert not worker.tiers._in_pool
+    assert not len(worker.tiers.in_pool)
     pool.is_promised = False
     # By itself: no request comes meanwhile.
     await worker.engine.until(lambda: len(pool.pages) >= FULL)
     # The engine is told a moment after the pool has them.
     await worker.engine.until(lambda: worker.engine.engine.status.pages_stored >= FULL)
-    assert len(worker.tiers._in_pool) >= FULL
+    assert len(worker.tiers.in_pool) >= FULL
