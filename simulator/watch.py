@@ -8,6 +8,7 @@ shorter and in real time, and so would make each simulation another one.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import signal
@@ -37,6 +38,8 @@ from pie.simulator.errors import StalledError
 LIMIT_S = 10.0
 """What one question may take. Policies that a router or a worker asks have some milliseconds."""
 _LOOK_S = 0.1
+_WAKES = signal.SIGURG
+"""Nobody minds one that comes late: by default it does nothing. A job in the background ignores SIGINT."""
 
 _T = TypeVar("_T")
 
@@ -81,10 +84,13 @@ class Watch:
         self._has_users = False
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
+        self._at_exit = contextlib.ExitStack()
 
     def __enter__(self) -> None:
         if self._has_users:
             is_main = threading.current_thread() is threading.main_thread()
+            if is_main:
+                self._at_exit.enter_context(_ending_waits())
             self._thread = threading.Thread(
                 target=self._look, args=(is_main,), name="pie-policy-watch", daemon=True
             )
@@ -99,6 +105,7 @@ class Watch:
         self._over.set()
         if self._thread is not None:
             self._thread.join()
+            self._at_exit.close()
         if self._late is not None:
             raise StalledError(
                 f"{self._late} has not come back in {self.limit_s:g} s, which ends the simulation"
@@ -213,15 +220,22 @@ class Watch:
         while not self._over.wait(_LOOK_S):
             if time.monotonic() < self._until_s:
                 continue
-            again = self._endable.was_ended
             # An error reaches code of Python. A wait, such as a sleep, ends at a signal, which the main thread has.
-            if (
-                self._endable.end()
-                and again
-                and is_main
-                and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-            ):
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            if self._endable.end() and is_main:
+                signal.pthread_kill(threading.main_thread().ident or 0, _WAKES)
+
+
+@contextlib.contextmanager
+def _ending_waits() -> Iterator[None]:
+    """Let the signal that wakes end waits of the main thread in which an error is due.
+
+    Its handler does nothing, but is code of Python, which the error reaches, and with it the wait.
+    """
+    before = signal.signal(_WAKES, lambda *_: None)
+    try:
+        yield
+    finally:
+        signal.signal(_WAKES, before)
 
 
 class _Retention(Asking):

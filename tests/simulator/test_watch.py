@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -192,6 +193,17 @@ def test_a_policy_that_does_not_come_back_ends_the_simulation(text: str, said: s
     said = said.replace("MY", __name__)
     assert str(told.value) == (f"the {said} has not come back in 0.3 s, which ends the simulation")
     assert not [one for one in threading.enumerate() if one.name == "pie-policy-watch"]
+
+
+def test_it_ends_one_that_sleeps_in_a_job_of_the_background_too() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    woken = signal.getsignal(signal.SIGURG)
+    try:
+        with pytest.raises(StalledError):
+            simulated("worker: {retention: 'MY:VictimsSleep'}").run_open(TRACE)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert signal.getsignal(signal.SIGURG) == woken
 
 
 def test_it_ends_one_that_runs_beside_the_main_thread_too() -> None:
