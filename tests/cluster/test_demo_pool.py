@@ -33,6 +33,8 @@ def test_the_demonstration_goes_on_from_the_bucket(tmp_path: Path) -> None:
     assert "after the restart" in done.stdout
 
 
+# `test_object_node.py` has a node that was killed and its bucket, and the demonstration a cluster that ended.
+@pytest.mark.soak
 @pytest.mark.live
 @pytest.mark.xdist_group("command")
 @pytest.mark.timeout(400)
