@@ -10,6 +10,8 @@ import pytest
 
 from tests.house.tree import ROOT, package_files
 
+pytestmark = pytest.mark.xdist_group("wheel")
+
 BUILD_FILES = ("LICENSE", "README.md", "pyproject.toml", "setup.py")
 
 

@@ -27,7 +27,7 @@ from tests.support.redis_server import redis_server
 
 __all__ = ["redis_server"]
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("at a router")]
 
 LONG = (
     "The keeper of the light wrote down the weather of every day, and the ships that came by. " * 3
