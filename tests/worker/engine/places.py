@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import tempfile
 from collections.abc import Awaitable, Callable
@@ -17,7 +18,7 @@ from pie.policies.policy_set import PolicySet
 from pie.pool.node import PoolNode
 from pie.pool.settings import PoolSettings
 from pie.worker.service import WorkerService
-from pie.worker.settings import ModelSettings
+from pie.worker.settings import DEFAULT_CACHE_FOLDER, ModelSettings
 from tests.support.models import save_tiny
 from tests.worker.engine.asking import Asker
 
@@ -39,9 +40,19 @@ def worker_settings(folder: Path, **fields: Any) -> ModelSettings:
         "page_tokens": PAGE,
         "device_kv_budget": "2MiB",
         "threads": 1,
-        "cache_folder": str(folder.parent / "cache"),
+        "cache_folder": str(_cache_folder(folder.parent)),
     }
     return ModelSettings.model_validate(given | fields)
+
+
+def _cache_folder(base: Path) -> Path:
+    """Return one for what is kept of a model; the kernels, which take 20 s to build, are the host's."""
+    kernels, folder = DEFAULT_CACHE_FOLDER.expanduser() / "native", base / "cache"
+    kernels.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        (folder / "native").symlink_to(kernels)
+    return folder
 
 
 class Places:

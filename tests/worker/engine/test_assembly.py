@@ -22,7 +22,7 @@ def assembly(tmp_path: Path, tokenizer_folder: Path) -> Assembly:
     folder = model_folder(tmp_path, tokenizer_folder)
     token = Tokenizer.load(folder).token(TURN_END)
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": token}))
-    return assemble(worker_settings(folder, attention="torch"), lambda _: None)
+    return assemble(worker_settings(folder), lambda _: None)
 
 
 def test_an_answer_ends_where_the_tokenizer_says_too(assembly: Assembly) -> None:
