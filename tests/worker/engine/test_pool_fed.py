@@ -177,10 +177,14 @@ class Cluster:
         shutil.rmtree(self.sockets)
 
 
+TINY = ("llama", "qwen3", "gemma3", "gpt2", *RECURRENT)
+# What takes a large model long is tried with the tiny ones of every kind, and with it in the soak.
+SOAKED = pytest.param("smollm2", marks=[pytest.mark.timeout(900), pytest.mark.soak])
+
+
 @pytest.fixture(
     params=[
-        *("llama", "qwen3", "gemma3", "gpt2"),
-        *RECURRENT,
+        *TINY,
         pytest.param(
             "smollm2", marks=[pytest.mark.timeout(900), pytest.mark.xdist_group("smollm2")]
         ),
@@ -214,6 +218,7 @@ async def test_alone(cluster: Cluster, subject: Subject) -> None:
     expect(subject.reference, prompt, fed)
 
 
+@pytest.mark.parametrize("subject", [*TINY, SOAKED], indirect=True)
 async def test_in_a_mixed_batch_of_sixteen(cluster: Cluster, subject: Subject) -> None:
     pool = await cluster.pool()
     cold = subject.prompts[::5]

@@ -26,17 +26,23 @@ from pie.worker import offload
 from pie.worker.load_choice import LoadTier
 from pie.worker.page_copies import PageNames
 from pie.worker.runner import Runner
-from tests.support.models import RECURRENT
 from tests.worker.engine.device import device
 from tests.worker.engine.driver import Answer
 from tests.worker.engine.test_models import expect
-from tests.worker.engine.test_pool_fed import SECRET, Subject, long_prompts, small, tiny
+from tests.worker.engine.test_pool_fed import (
+    SECRET,
+    SOAKED,
+    TINY,
+    Subject,
+    long_prompts,
+    small,
+    tiny,
+)
 from tests.worker.engine.threaded import Threaded, Untimed
 from tests.worker.engine.tiers import MakeTiers, opened, page_files, stacked
 
 HOST = 512 << 20
 DISK = 512 << 20
-TINY = ("llama", "qwen3", "gemma3", "gpt2", *RECURRENT)
 
 
 @pytest.fixture(
@@ -179,6 +185,7 @@ async def test_from_disk_and_again_after_a_restart(
         await one.stop()
 
 
+@pytest.mark.parametrize("subject", [*TINY, SOAKED], indirect=True)
 async def test_suspended_and_resumed(start: Start, subject: Subject) -> None:
     room = 10 * subject.page_tokens
     asked = [prompt[: room // 3] for prompt in fitting(subject)]
