@@ -23,9 +23,11 @@ from pie.index.server import EmbeddedServer
 pytestmark = pytest.mark.live
 
 _PARENT = """
-import sys, threading, time
+import signal, sys, threading, time
 from pathlib import Path
 from pie.index.server import EmbeddedServer
+# Ignored in what a shell started in the background.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 server = EmbeddedServer(Path(sys.argv[1]))
 # As `asyncio.to_thread` does it: the thread that called `start` is gone soon after.
 starter = threading.Thread(target=server.start)
