@@ -9,6 +9,8 @@ import psutil
 import pytest
 from hypothesis import settings
 
+from pie.cluster.ray_environment import SPIN_COUNT
+
 pytest_plugins = [
     "tests.support.redis_deployments",
     "tests.support.redis_server",
@@ -24,6 +26,8 @@ os.environ.update(
 )
 # Two test processes that each take all cores run at a tenth of the speed.
 _runners = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+# Threads that spin for each other beside a busy process almost stand still: see docs/design/0013.
+os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
 os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // _runners)))
 
 # How long one example takes says how busy the machine is.
