@@ -1,9 +1,9 @@
-"""What retention policies make of traces, what choosing a victim costs, and who spreads a stampede.
+"""What retention policies make of traces, what choosing a victim costs, who spreads a stampede, and what a choice among many costs.
 
 Retention: one cache of pages and one prompt after another; hit rates count prompt tokens. The conversation
 trace is Mooncake's (FAST '25), as the file that `PIE_TRACE` names; without it that part is left
 out. The made-up traces are in `benchmarks/workloads.py`. The stampede is a whole cluster in simulation:
-`benchmarks/stampede.py` says what it stands for.
+`benchmarks/stampede.py` says what it stands for; a thousand workers are in `benchmarks/many_workers.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import time
 from pathlib import Path
 
-from benchmarks import stampede
+from benchmarks import many_workers, stampede
 from benchmarks.one_cache import Prompt, foresight, read_trace, replay
 from benchmarks.workloads import WORKLOADS
 from pie.page.events import Part, Tier
@@ -53,6 +53,7 @@ def run() -> dict[str, object]:
     for name in ("lru", "adaptive"):
         figures.update(_victims(name))
     figures.update(stampede.run())
+    figures.update(many_workers.run())
     trace = os.environ.get("PIE_TRACE")
     if not trace:
         figures["conversation_skipped"] = "PIE_TRACE names no file"

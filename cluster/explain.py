@@ -84,6 +84,8 @@ def _show_sequence(sequence: ExplainedSequence, console: Console) -> None:
         if attempt.policy:
             console.print(chosen_by(attempt))
         console.print(_candidates(attempt))
+        if attempt.workers > len(attempt.candidates) > 0:
+            console.print(f"the best {len(attempt.candidates):,} of {attempt.workers:,} workers")
     if sequence.delivered is not None:
         _show_delivered(sequence.delivered, console)
 

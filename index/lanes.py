@@ -16,7 +16,10 @@ import heapq
 import struct
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import NewType
+from typing import NewType, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from pie.page.events import PartMask
 from pie.page.key import PageKey
@@ -27,6 +30,12 @@ Lane = NewType("Lane", int)
 MASK_BITS = 32
 """What a place's mask of a page has room in."""
 _LANE_MASK = (1 << MASK_BITS) - 1
+
+MasksByLane: TypeAlias = npt.NDArray[np.uint32]
+"""A state as an array; nobody writes to it."""
+
+_ARRAYS_LIMIT = 1_024
+"""States kept as arrays: one that many pages have is asked for with every prompt."""
 
 _STATES_LIMIT = 65_536
 """Integers kept for sharing. Beyond, they are forgotten and gathered anew: sharing saves memory and
@@ -40,6 +49,7 @@ class Lanes:
         self._held: list[dict[PageKey, int]] = [{} for _ in range(256)]
         """By the first byte of their keys."""
         self._states: dict[int, int] = {}
+        self._arrays: dict[int, MasksByLane] = {}
         self._counts: dict[Lane, dict[PartMask, int]] = {}
         self._free: list[Lane] = []
         self._dirty: list[Lane] = []
@@ -50,6 +60,11 @@ class Lanes:
     def __len__(self) -> int:
         """Return the number of keys, those that only wait for cleaning included."""
         return sum(map(len, self._held))
+
+    @property
+    def width(self) -> int:
+        """How many lanes there are, free ones among them."""
+        return self._format.size * 8 // MASK_BITS
 
     def open(self) -> Lane:
         """Return an empty lane."""
@@ -74,16 +89,24 @@ class Lanes:
         """Add masks to what the lane holds of pages, or take them away."""
         parts, states, counts = self._held, self._states, self._counts[lane]
         shift = lane * MASK_BITS
+        before: int | None = None
+        old = new = after = 0
+        last = PartMask(0)
         for key, mask in changes:
             held = parts[key[0]]
             state = held.get(key, 0)
-            old = (state >> shift) & _LANE_MASK
-            new = old | mask if stored else old & ~mask
+            # Neighbours are mostly held alike, and at a thousand places each of these integers has 4 KiB.
+            if state is not before or mask != last:
+                before, last = state, mask
+                old = (state >> shift) & _LANE_MASK
+                new = old | mask if stored else old & ~mask
+                after = state ^ ((old ^ new) << shift)
+                if after:
+                    after = states.setdefault(after, after)
             if new == old:
                 continue
-            state ^= (old ^ new) << shift
-            if state:
-                held[key] = states.setdefault(state, state)
+            if after:
+                held[key] = after
             else:
                 del held[key]
             if old:
@@ -105,6 +128,16 @@ class Lanes:
     def unpack(self, state: int) -> tuple[int, ...]:
         """Return the masks in a state, by lane."""
         return self._format.unpack(state.to_bytes(self._format.size, "little"))
+
+    def by_lane(self, state: int) -> MasksByLane:
+        """Return the same as an array, which is cheaper where there are many lanes."""
+        masks = self._arrays.get(state)
+        if masks is None or len(masks) != self.width:
+            if len(self._arrays) >= _ARRAYS_LIMIT:
+                self._arrays.clear()
+            masks = np.frombuffer(state.to_bytes(self._format.size, "little"), np.dtype("<u4"))
+            self._arrays[state] = masks
+        return masks
 
     def counts(self, lane: Lane) -> dict[PartMask, int]:
         """Return how many pages of a lane have which mask."""

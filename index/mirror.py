@@ -7,10 +7,14 @@ cover where events come from (`pie.index.feed`) or how masks are kept (`pie.inde
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from types import MappingProxyType
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from pie.index.contract import IndexMode, PlaceRecord
 from pie.index.lanes import Lane, Lanes
@@ -31,6 +35,9 @@ from pie.page.key import PageKey
 
 _FIRST_LOOK = 64
 """Keys looked up at first; every further look is twice as long. Most prompts end early."""
+
+LaneNumbers: TypeAlias = npt.NDArray[np.int64]
+"""Lanes of places that hold alike."""
 
 _TIER_MASKS = {tier: sum(part_bit(part, tier) for part in Part) for tier in Tier}
 
@@ -62,6 +69,7 @@ class _Up:
         self._places: dict[PlaceId, _Place] = {}
         self._records: Mapping[PlaceId, PlaceRecord] | None = None
         self._sparse: Mapping[PlaceId, Lane] | None = None
+        self._lanes: Mapping[PlaceId, Lane] | None = None
 
     def get(self, place: PlaceId) -> _Place | None:
         """Return a place; None where it is not up."""
@@ -83,7 +91,7 @@ class _Up:
 
     def changed(self) -> None:
         """Learn that a record or a lane is another one."""
-        self._records = self._sparse = None
+        self._records = self._sparse = self._lanes = None
 
     def records(self) -> Mapping[PlaceId, PlaceRecord]:
         """Return the places' records; what was returned before stays as it was."""
@@ -99,12 +107,18 @@ class _Up:
             }
         return self._sparse
 
+    def lanes(self) -> Mapping[PlaceId, Lane]:
+        """Return the lane of each place; another mapping after a change."""
+        if self._lanes is None:
+            self._lanes = {up.record.place: up.lane for up in self.all()}
+        return self._lanes
+
     def check(self) -> None:
         """Assert that what is kept is of now."""
         assert all(place == up.record.place for place, up in self._places.items())
-        before = self.records(), self.sparse()
+        before = self.records(), self.sparse(), self.lanes()
         self.changed()
-        assert before == (self.records(), self.sparse())
+        assert before == (self.records(), self.sparse(), self.lanes())
 
 
 class Mirror:
@@ -136,6 +150,57 @@ class Mirror:
             found = {place: run for place, run in found.items() if place not in sparse}
             found |= self._snapshots(keys, sparse)
         return found
+
+    def lanes(self) -> Mapping[PlaceId, Lane]:
+        """Return the number that `alike` knows each place by; another mapping once one has changed."""
+        return self._up.lanes()
+
+    def alike(self, keys: Sequence[PageKey]) -> list[tuple[MaskRun, LaneNumbers]] | None:
+        """Return what `matches` does, with the lanes of all places that hold alike together.
+
+        At a thousand places that all hold a prompt's first page this takes a tenth of the time. None where a
+        place has states alone.
+        """
+        if self._up.sparse():
+            return None
+        found: list[tuple[MaskRun, LaneNumbers]] = []
+        going: list[tuple[LaneNumbers, list[tuple[PartMask, int]]]] = []
+        start, length = 0, _FIRST_LOOK
+        while start < len(keys):
+            for state, group in groupby(self._lanes.states(keys[start : start + length])):
+                pages = sum(1 for _ in group)
+                if not start and not going and not found:
+                    going = self._first(state)
+                ended = state is None
+                masks = None if state is None else self._lanes.by_lane(state)
+                longer: list[tuple[LaneNumbers, list[tuple[PartMask, int]]]] = []
+                for lanes, run in going:
+                    if masks is None:
+                        found.append((MaskRun(tuple(run)), lanes))
+                        continue
+                    for mask, some in _by_mask(masks[lanes], lanes):
+                        if not mask:
+                            found.append((MaskRun(tuple(run)), some))
+                        elif run and run[-1][0] == mask:
+                            longer.append((some, [*run[:-1], (mask, run[-1][1] + pages)]))
+                        else:
+                            longer.append((some, [*run, (mask, pages)]))
+                going = longer
+                if ended or not going:
+                    return found
+            start, length = start + length, 2 * length
+        return found + [(MaskRun(tuple(run)), lanes) for lanes, run in going]
+
+    def _first(self, state: int | None) -> list[tuple[LaneNumbers, list[tuple[PartMask, int]]]]:
+        """Return the places that have something in a state, with empty runs."""
+        if state is None:
+            return []
+        lanes = np.flatnonzero(self._lanes.by_lane(state))
+        up = self._up.lanes()
+        # A lane that was closed, or is filled beside the place's own, is nobody's.
+        if self._lanes.width > len(up):
+            lanes = np.intersect1d(lanes, np.fromiter(up.values(), np.int64, len(up)))
+        return [(lanes, [])] if len(lanes) else []
 
     def _leading(self, keys: Sequence[PageKey]) -> dict[PlaceId, MaskRun]:
         first = self._lanes.states(keys[:1])
@@ -322,6 +387,19 @@ class PlaceLoad:
         if not self._closed:
             self._lanes.close(self._place.lane)
             self._closed = True
+
+
+def _by_mask(
+    masks: npt.NDArray[np.uint32], lanes: LaneNumbers
+) -> Iterator[tuple[PartMask, LaneNumbers]]:
+    """Yield each mask with the lanes that have it."""
+    first = masks[0]
+    same = masks == first
+    if same.all():
+        yield PartMask(int(first)), lanes
+        return
+    for mask in np.unique(masks):
+        yield PartMask(int(mask)), lanes[masks == mask]
 
 
 def tier_counts(counts: Mapping[PartMask, int]) -> dict[Tier, int]:

@@ -7,7 +7,7 @@ Covers the contract and the views it sees. Does not cover where the views come f
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -136,8 +136,18 @@ def divisible(tokens_per_s: float) -> float:
 
 def lot(request_id: str, place: str) -> bytes:
     """Return a place's lot in a draw for a request: any router draws alike, and places in turn."""
-    text = f"{request_id}/{place}".encode(errors="surrogatepass")
-    return hashlib.blake2b(text, digest_size=8).digest()
+    return lots(request_id, [encoded(place)])[0]
+
+
+def lots(request_id: str, places: Iterable[bytes]) -> list[bytes]:
+    """Return the lots of several places, by their encoded names."""
+    of, request = hashlib.blake2b, encoded(f"{request_id}/")
+    return [of(request + place, digest_size=8).digest() for place in places]
+
+
+def encoded(name: str) -> bytes:
+    """Return a name as lots are drawn for it."""
+    return name.encode(errors="surrogatepass")
 
 
 def by_load(request: RequestView, worker: WorkerView) -> tuple[float, int, bool, bytes, str]:

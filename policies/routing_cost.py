@@ -13,6 +13,8 @@ from __future__ import annotations
 import bisect
 from collections.abc import Sequence
 
+import numpy as np
+
 from pie.page.events import PlaceId
 from pie.policies.routing import (
     Choice,
@@ -22,7 +24,11 @@ from pie.policies.routing import (
     by_load,
     divisible,
 )
+from pie.policies.shortlist import Alike, Positions
 from pie.policies.units import NonNegative
+
+_ROUNDING = 1e-11
+"""Sums of a cost's parts differ by less of the cost, in whichever order they were added."""
 
 MISS_WEIGHT = 5.0
 """How much more a missing token counts than its own prefill: its page will displace another,
@@ -91,6 +97,18 @@ class CostRouting:
             place=PlaceId(ranked[0][1].place),
             costs=tuple(cost for cost, _ in ranked),
         )
+
+    def likely(self, request: RequestView, workers: Alike) -> Positions:
+        """Return the workers that cost least, of some that differ in their load alone."""
+        share_ms = np.maximum(workers.running, 0) * workers.decode_step_ms * self._decode_share
+        load_ms = workers.wait_ms + share_ms
+        least_ms = float(load_ms.min())
+        most_ms = least_ms + request.prompt_tokens * max(self._miss_weight, 1) * 1000 / divisible(
+            workers.prefill_tokens_per_s
+        )
+        # What is not a number is not said to be more than anything.
+        likely = (~(load_ms > least_ms + _ROUNDING * most_ms)).nonzero()[0]
+        return workers.first_of_equals(request, likely, share_ms)
 
     def cost(self, request: RequestView, worker: WorkerView) -> Cost:
         """Return the estimated time to first token at one worker.

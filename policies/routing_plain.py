@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from pie.page.events import PlaceId
 from pie.policies.routing import Choice, RequestView, WorkerView, by_load, lot
+from pie.policies.shortlist import Alike, Positions
 
 
 class RoundRobinRouting:
@@ -31,6 +32,12 @@ class LeastLoadedRouting:
     def choose(self, request: RequestView, workers: Sequence[WorkerView]) -> Choice:
         """Return the least loaded worker."""
         return Choice(min(workers, key=lambda worker: by_load(request, worker)).place)
+
+    def likely(self, request: RequestView, workers: Alike) -> Positions:
+        """Return the least loaded one of some that differ in their load alone."""
+        likely = (workers.wait_ms == workers.wait_ms.min()).nonzero()[0]
+        fewest = workers.in_flight[likely]
+        return workers.first_of_equals(request, likely[fewest == fewest.min()])
 
 
 class PowerOfTwoRouting:

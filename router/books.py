@@ -7,6 +7,7 @@ parameter. Does not cover the connection (`pie.router.link`) or which worker is 
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -75,6 +76,19 @@ class Ahead(NamedTuple):
     """Sequences in decode; a program counts as one."""
 
 
+class BooksWatcher(Protocol):
+    """Learns of what changes in the books of a worker, as it does."""
+
+    def changed(self, books: WorkerBooks) -> None:
+        """Learn that load, rates or record may be others."""
+
+    def makes(self, books: WorkerBooks, keys: Sequence[PageKey]) -> None:
+        """Learn of the pages of an attempt that runs there now."""
+
+    def made(self, books: WorkerBooks, keys: Sequence[PageKey], held_until_s: float | None) -> None:
+        """Learn that it does no more, and until when its pages count as held all the same."""
+
+
 class WorkerBooks:
     """One worker's load, as one router sees it.
 
@@ -84,12 +98,12 @@ class WorkerBooks:
     """
 
     def __init__(self, record: PlaceRecord, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.record = record
+        self._record = record
+        self._programs = 0
+        self._watchers: list[BooksWatcher] = []
         self.load: Load | None = None
         self.rates = Rates()
         self.inflight_keys: Counter[PageKey] = Counter()
-        self.programs = 0
-        """Programs of this router's clients that run there."""
         self._clock = clock
         self._load_at_s = 0.0
         self._began_s = 0.0
@@ -101,9 +115,53 @@ class WorkerBooks:
         self._decoding: dict[str, Running] = {}
 
     @property
+    def record(self) -> PlaceRecord:
+        """What the worker says of itself."""
+        return self._record
+
+    @record.setter
+    def record(self, record: PlaceRecord) -> None:
+        self._record = record
+        self._changed()
+
+    @property
+    def programs(self) -> int:
+        """Programs of this router's clients that run there."""
+        return self._programs
+
+    @programs.setter
+    def programs(self, programs: int) -> None:
+        self._programs = programs
+        self._changed()
+
+    def watch(self, watcher: BooksWatcher) -> None:
+        """Let somebody learn of changes, and of what runs already."""
+        self._watchers.append(watcher)
+        for running in (*self._waiting.values(), *self._decoding.values()):
+            watcher.makes(self, running.keys)
+        for until_s, keys in self._just_ended:
+            watcher.makes(self, keys)
+            watcher.made(self, keys, until_s)
+        watcher.changed(self)
+
+    def unwatch(self, watcher: BooksWatcher) -> None:
+        """Tell somebody no more."""
+        self._watchers.remove(watcher)
+
+    def _changed(self) -> None:
+        for watcher in self._watchers:
+            watcher.changed(self)
+
+    @property
+    def fresh_until_s(self) -> float:
+        """When what the worker said last will be too long ago, about; infinite where it says nothing."""
+        fresh = self._fresh_load is not None
+        return self._load_at_s + _LOAD_FRESH_S if fresh else math.inf
+
+    @property
     def running(self) -> int:
         """Attempts and programs of this router that run there."""
-        return len(self._waiting) + len(self._decoding) + self.programs
+        return len(self._waiting) + len(self._decoding) + self._programs
 
     def ahead(self) -> Ahead:
         """Return what a new request would find there."""
@@ -111,7 +169,7 @@ class WorkerBooks:
         reported = self._fresh_load
         if reported is None:
             sent = [running.new_tokens for running in self._waiting.values()]
-            return Ahead(sum(sent), waiting, self.programs + decoding)
+            return Ahead(sum(sent), waiting, self._programs + decoding)
         queued = reported.waiting_tokens
         since_s = self._load_at_s - _ON_ITS_WAY_S
         # In the order in which they were sent, so the latest come first.
@@ -120,7 +178,7 @@ class WorkerBooks:
                 break
             queued += running.new_tokens
         return Ahead(
-            queued, max(waiting, reported.waiting), self.programs + max(decoding, reported.running)
+            queued, max(waiting, reported.waiting), self._programs + max(decoding, reported.running)
         )
 
     @property
@@ -193,6 +251,9 @@ class WorkerBooks:
         running.sent_s = self._clock()
         self._waiting[request_id] = running
         self.inflight_keys.update(running.keys)
+        for watcher in self._watchers:
+            watcher.makes(self, running.keys)
+            watcher.changed(self)
 
     def ended(self, request_id: str) -> Running | None:
         """Take an attempt out of the books; None where it is not in them."""
@@ -201,10 +262,14 @@ class WorkerBooks:
             return None
         _count_down(self.inflight_keys, running.keys)
         self._forget()
+        until_s = None
         if running.started:
             until_s = self._clock() + _ON_ITS_WAY_TO_THE_INDEX_S
             self._just_ended.append((until_s, running.keys))
             self._just_held.update(running.keys)
+        for watcher in self._watchers:
+            watcher.made(self, running.keys, until_s)
+            watcher.changed(self)
         return running
 
     def _forget(self) -> None:
@@ -219,6 +284,7 @@ class WorkerBooks:
         """Learn how busy the worker is."""
         self.load = load
         self._load_at_s = self._clock()
+        self._changed()
 
     def told(self, delta: TokenDelta) -> Running | None:
         """Learn what one step added to an attempt; return the attempt where it is in the books."""
@@ -231,9 +297,12 @@ class WorkerBooks:
             self._began_s = running.began_s = self._clock()
             if running.later_keys:
                 self.inflight_keys.update(running.later_keys)
+                for watcher in self._watchers:
+                    watcher.makes(self, running.later_keys)
                 running.keys, running.later_keys = [*running.keys, *running.later_keys], ()
             self._decoding[request_id] = self._waiting.pop(request_id)
             self.rates.learn(running.prompt_tokens, delta.started)
+            self._changed()
         if delta.finish_reason is not None:
             self.ended(request_id)
         return running

@@ -10,54 +10,39 @@ from __future__ import annotations
 import bisect
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from pie.index.contract import IndexReader, PlaceRecord
-from pie.index.runs import MaskRun
-from pie.page.events import Part, PartMask, PlaceId, PlaceKind, Tier, part_tiers
+from pie.index.contract import IndexReader
+from pie.index.mirror import Mirror
+from pie.page.events import PlaceId
 from pie.page.key import PageKey, RootKey
-from pie.page.layout import usable_segments
 from pie.policies.choice_checks import checked
 from pie.policies.containing import is_own
 from pie.policies.failing import failures_of, reason_of
 from pie.policies.registry import BUILTIN, PolicyKind
 from pie.policies.routing import Choice, RequestView, RoutingPolicy, WorkerView, divisible
 from pie.policies.routing_cost import CostRouting
+from pie.policies.shortlist import Shortlisting
 from pie.router.books import WorkerBooks
-from pie.router.coming import Coming, for_worker, in_making, longest_wait_s
+from pie.router.coming import Coming, longest_wait_s
 from pie.router.conversations import Conversations
 from pie.router.demand import Demand
 from pie.router.failures import RoutingFailures
 from pie.router.metrics import RouterMetrics
 from pie.router.prefix import Prefix
 from pie.router.rates import FleetRates
+from pie.router.runs import Held, Runs
+from pie.router.shortlist import MANY, Shortlister
 
 log = logging.getLogger("pie.router.choice")
 
-_Segments = Sequence[tuple[PartMask, int]]
-_NEAREST = ((Tier.HOST, "host"), (Tier.DISK, "disk"))
-_DEVICE = 1 << Tier.DEVICE
 _NOTHING: Mapping[str, int] = MappingProxyType({})
 _HOT_REQUESTS = 8
 """A page that so many requests share at this moment is hot."""
-_HOP_PAGES = 64
-"""Pages asked for where a run goes on at another pool node: two of the groups that nodes keep."""
-
-
-class Held(msgspec.Struct, frozen=True):
-    """How many of a prompt's leading pages a worker could use, by where they are."""
-
-    device_pages: int = 0
-    load_pages: Mapping[str, int] = msgspec.field(default_factory=dict)
-
-    @property
-    def pages(self) -> int:
-        """All of them."""
-        return self.device_pages + sum(self.load_pages.values())
 
 
 Link = TypeVar("Link", bound=WorkerBooks)
@@ -75,6 +60,8 @@ class Chosen(msgspec.Struct, Generic[Link], frozen=True):
     choice: Choice
     views: Sequence[WorkerView] = ()
     """What the policy was shown."""
+    workers: int = 0
+    """How many workers could have taken it: of many, those are shown that can be the best."""
     awaited_pages: int = 0
     """Leading pages that the pool will have once another worker has computed them; 0 to wait for none."""
     await_s: float = 0.0
@@ -87,6 +74,17 @@ class Chosen(msgspec.Struct, Generic[Link], frozen=True):
     """What the routing policy in force is called."""
     failure: str = ""
     """Why it did not choose, so that `cost` did; empty where it chose."""
+
+
+class _Seen(NamedTuple, Generic[Link]):
+    """What a policy is shown, and what it was made from."""
+
+    views: Mapping[PlaceId, tuple[WorkerView, Link]]
+    held_at: Mapping[PlaceId, Held]
+    keys: Sequence[PageKey]
+    """Of the prompt's pages, as the first worker names them."""
+    page_tokens: int
+    hot_pages: int
 
 
 class Chooser:
@@ -125,6 +123,9 @@ class Chooser:
         self.demand = Demand()
         """What is asked for."""
         self.conversations = Conversations()
+        self._shortlister: Shortlister | None = None
+        if isinstance(index, Mirror):
+            self._shortlister = Shortlister(index, clock)
 
     def choose(
         self,
@@ -135,11 +136,45 @@ class Chooser:
         session: str | None,
     ) -> Chosen[Link]:
         """Return the worker for a prompt. `links` is never empty."""
+        tokens = len(prefix.ids)
+        conversation = None if session is None else (prefix.salt, session)
+        latest = None if conversation is None else self.conversations.place_of(conversation)
+        seen = self._few_of_many(request_id, prefix, links, session, latest)
+        if seen is None:
+            seen = self._all(prefix, links, latest)
+        shown = tuple(view for view, _ in seen.views.values())
+        request = _request_view(request_id, tokens, seen.keys, seen.page_tokens, session)
+        request = msgspec.structs.replace(request, hot_tokens=seen.hot_pages * seen.page_tokens)
+        choice, failure = self._decide(request, shown)
+        chosen, link = seen.views[choice.place]
+        root = link.record.model_root
+        assert root is not None
+        keys, now_s = prefix.keys(root, link.record.page_tokens), self._clock()
+        self.demand.used(keys, now_s)
+        if conversation is not None:
+            self.conversations.began(conversation, choice.place, root, keys, now_s)
+        awaited = chosen.awaited_tokens(tokens)
+        compute_ms = awaited * 1000 / divisible(chosen.prefill_tokens_per_s)
+        return Chosen(
+            link,
+            prefix,
+            keys,
+            min(chosen.device_tokens + sum(chosen.loads.values()), tokens - 1),
+            choice,
+            shown,
+            workers=len(links),
+            awaited_pages=chosen.coming_tokens // link.record.page_tokens if awaited else 0,
+            await_s=longest_wait_s(chosen.coming_ms, compute_ms),
+            held_pages=seen.held_at[choice.place].pages,
+            policy=self.failures.policy,
+            failure=failure,
+        )
+
+    def _all(self, prefix: Prefix, links: Sequence[Link], latest: PlaceId | None) -> _Seen[Link]:
+        """Look at each worker."""
         runs_by_root: dict[tuple[RootKey, int], Runs] = {}
         tokens = len(prefix.ids)
         views: dict[PlaceId, tuple[WorkerView, Link]] = {}
-        conversation = None if session is None else (prefix.salt, session)
-        latest = None if conversation is None else self.conversations.place_of(conversation)
         rates = FleetRates(link.rates for link in links)
         held_at: dict[PlaceId, Held] = {}
         for link in links:
@@ -168,40 +203,48 @@ class Chooser:
                 link,
             )
         (_, page_tokens), runs = next(iter(runs_by_root.items()))
-        shown = tuple(view for view, _ in views.values())
-        choice, failure = self._decide(
-            RequestView(
-                request_id,
-                tokens,
-                page_tokens,
-                session,
-                runs.keys,
-                _hot_pages(runs.keys, links) * page_tokens,
-            ),
-            shown,
+        return _Seen(views, held_at, runs.keys, page_tokens, _hot_pages(runs.keys, links))
+
+    def _few_of_many(
+        self,
+        request_id: str,
+        prefix: Prefix,
+        links: Sequence[Link],
+        session: str | None,
+        latest: PlaceId | None,
+    ) -> _Seen[Link] | None:
+        """Look at those alone that could be chosen; None where that is not to be told, or all are few."""
+        policy = self._policy
+        if (
+            self._shortlister is None
+            or len(links) < MANY
+            or not self._is_builtin
+            or not isinstance(policy, Shortlisting)
+        ):
+            return None
+        tokens, record = len(prefix.ids), links[0].record
+        assert record.model_root is not None
+        page_tokens = record.page_tokens
+        keys = prefix.keys(record.model_root, page_tokens)
+        found = self._shortlister.of(
+            policy,
+            _request_view(request_id, tokens, keys, page_tokens, session),
+            links,
+            latest=latest,
+            awaits=self.awaits,
+            hot_requests=_HOT_REQUESTS,
         )
-        chosen, link = views[choice.place]
-        root = link.record.model_root
-        assert root is not None
-        keys, now_s = runs_by_root[root, link.record.page_tokens].keys, self._clock()
-        self.demand.used(keys, now_s)
-        if conversation is not None:
-            self.conversations.began(conversation, choice.place, root, keys, now_s)
-        awaited = chosen.awaited_tokens(tokens)
-        compute_ms = awaited * 1000 / divisible(chosen.prefill_tokens_per_s)
-        return Chosen(
-            link,
-            prefix,
-            keys,
-            min(chosen.device_tokens + sum(chosen.loads.values()), tokens - 1),
-            choice,
-            shown,
-            awaited_pages=chosen.coming_tokens // link.record.page_tokens if awaited else 0,
-            await_s=longest_wait_s(chosen.coming_ms, compute_ms),
-            held_pages=held_at[choice.place].pages,
-            policy=self.failures.policy,
-            failure=failure,
-        )
+        if found is None:
+            return None
+        views: dict[PlaceId, tuple[WorkerView, Link]] = {}
+        held_at: dict[PlaceId, Held] = {}
+        for row, held in found.workers:
+            link = links[row]
+            place = link.record.place
+            held_at[place] = held
+            has_session = place == latest
+            views[place] = view(link, held, tokens, found.rates, has_session=has_session), link
+        return _Seen(views, held_at, keys, page_tokens, found.hot_pages)
 
     def replace_policy(self, policy: RoutingPolicy, name: str = "") -> None:
         """Let another policy decide from now on; conversations keep their workers."""
@@ -233,6 +276,12 @@ class Chooser:
         return self._fallback.choose(request, workers), failure
 
 
+def _request_view(
+    request_id: str, tokens: int, keys: Sequence[PageKey], page_tokens: int, session: str | None
+) -> RequestView:
+    return RequestView(request_id, tokens, page_tokens, session, keys)
+
+
 def _is_builtin(policy: RoutingPolicy) -> bool:
     """Say whether a policy's choices need no check: it is Pie's own, and no shell of a user's."""
     return type(policy) in BUILTIN[PolicyKind.ROUTING].values()
@@ -247,116 +296,6 @@ def _hot_pages(keys: Sequence[PageKey], links: Sequence[WorkerBooks]) -> int:
         True,
         key=lambda key: sum(inflight.get(key, 0) for inflight in busy) < _HOT_REQUESTS,
     )
-
-
-def pool_nodes(places: Mapping[PlaceId, PlaceRecord]) -> Collection[PlaceId]:
-    """Return which places are pool nodes."""
-    return {place for place, record in places.items() if record.kind is PlaceKind.POOL}
-
-
-class Runs:
-    """Who holds the pages of one prompt.
-
-    Args:
-        index: Who has which page.
-        keys: The prompt's pages.
-        nodes: The pool nodes that are up; looked for where None.
-    """
-
-    def __init__(
-        self,
-        index: IndexReader,
-        keys: Sequence[PageKey],
-        nodes: Collection[PlaceId] | None = None,
-    ) -> None:
-        self.keys = keys
-        self._index = index
-        self._pool_nodes = pool_nodes(index.places()) if nodes is None else nodes
-        self._runs = index.matches(keys) if keys else {}
-        self._pooled: dict[int, _Segments] = {}
-        self._held_by_kind: dict[tuple[object, ...], Held] = {}
-        self._making: list[tuple[WorkerBooks, int]] = []
-        self._coming: Sequence[Coming] = ()
-
-    def held(self, link: WorkerBooks) -> Held:
-        """Return what `link`'s worker could use."""
-        record = link.record
-        own = self._runs.get(record.place)
-        held = self._pooled_for(record) if own is None else self._held_with(own, record)
-        making = link.pages_in_making(self.keys)
-        if making:
-            self._making.append((link, making))
-            return in_the_making(held, making)
-        return held
-
-    def _pooled_for(self, record: PlaceRecord) -> Held:
-        """Return what workers could use that have nothing of the prompt: of a thousand, most."""
-        kind = (record.parts, record.window_tokens, record.page_tokens)
-        held = self._held_by_kind.get(kind)
-        if held is None:
-            held = self._held_by_kind[kind] = held_pages((), self._pool(0), record)
-        return held
-
-    def _held_with(self, own: Sequence[PartMask], record: PlaceRecord) -> Held:
-        pool = self._pool(0)
-        if self._pool_nodes and sum(pages for _, pages in pool) < len(own):
-            # The pool may go on where the worker ends, without what the worker has.
-            pool = self._pool(len(own))
-        return held_pages(_segments(own), pool, record)
-
-    def find_coming(self, rates: FleetRates) -> None:
-        """Find out what is in the making, once all workers have been asked for, and when it is there."""
-        if self._pool_nodes:
-            found = (in_making(link, self.keys, pages, rates) for link, pages in self._making)
-            self._coming = [one for one in found if one is not None]
-
-    def coming(self, place: PlaceId) -> Coming | None:
-        """Return what a worker could wait for."""
-        return for_worker(place, self._coming) if self._coming else None
-
-    def at_workers(self) -> dict[PlaceId, int]:
-        """Return how many leading pages each worker has itself that has any, in any tier."""
-        records = self._index.places()
-        found = {}
-        # Of a thousand workers few have any of it.
-        for place, run in self._runs.items():
-            record = records.get(place)
-            if record is None or record.kind is not PlaceKind.WORKER or not record.parts:
-                continue
-            if pages := held_pages(_segments(run), (), record).pages:
-                found[place] = pages
-        return found
-
-    def pooled(self) -> int:
-        """Return how many leading pages pool nodes have together."""
-        return sum(pages for _, pages in self._pool(0))
-
-    def _pool(self, start: int) -> _Segments:
-        """Return the run that pool nodes hold together from page `start` on; before it they hold nothing.
-
-        Groups of pages are spread over nodes, so that a run goes on at another node where it ends.
-        """
-        known = self._pooled.get(start)
-        if known is not None:
-            return known
-        segments: list[tuple[PartMask, int]] = [(PartMask(0), start)] if start else []
-        at, asked = start, 0
-        while at < len(self.keys) and self._pool_nodes:
-            if at:
-                # All that is left, at every hop, would be quadratic.
-                asked = max(2 * asked, _HOP_PAGES)
-                runs = self._index.matches(self.keys[at : at + asked])
-            else:
-                runs, asked = self._runs, len(self.keys)
-            nodes = (run for place, run in runs.items() if place in self._pool_nodes)
-            best = max(nodes, key=len, default=None)
-            if not best:
-                break
-            segments += _segments(best)
-            at += len(best)
-            asked = asked if len(best) == asked else 0
-        self._pooled[start] = segments
-        return segments
 
 
 def view(
@@ -395,105 +334,3 @@ def view(
         coming_tokens=0 if coming is None else coming.pages * page_tokens,
         coming_ms=0.0 if coming is None else coming.ms,
     )
-
-
-def held_pages(own: _Segments, pool: _Segments, record: PlaceRecord) -> Held:
-    """Return how many leading pages a worker could use that holds `own` and may load from `pool`."""
-    if not own and not pool:
-        return Held(0, {})
-    parts = tuple(Part(part) for part in record.parts)
-    merged = list(_merge(own, pool))
-    main = Part.FULL if Part.FULL in parts else parts[0]
-    if parts == (Part.FULL,):
-        usable = 0
-        for a, b, pages in merged:
-            if not part_tiers(PartMask(a | b), Part.FULL):
-                break
-            usable += pages
-    else:
-        usable = usable_segments(
-            ((PartMask(a | b), pages) for a, b, pages in merged),
-            parts=parts,
-            window_tokens=record.window_tokens,
-            page_tokens=record.page_tokens,
-        )
-    if record.has_states_alone:
-        return _held_snapshots([(a, pages) for a, _, pages in merged], usable)
-    device = 0
-    loads: dict[str, int] = {}
-    for a, _, pages in merged:
-        pages = min(pages, usable)  # noqa: PLW2901
-        if not pages:
-            break
-        usable -= pages
-        tiers = part_tiers(a, main)
-        if tiers & _DEVICE:
-            device += pages
-            continue
-        tier = next((name for tier, name in _NEAREST if tiers & (1 << tier)), "pool")
-        loads[tier] = loads.get(tier, 0) + pages
-    return Held(device, loads)
-
-
-def _held_snapshots(own: _Segments, usable: int) -> Held:
-    """Return `held_pages` of a model without attention, of whose snapshots the last is used.
-
-    What is usable and not on the device comes from where the last one is, the pages before with it.
-    """
-    at = device = tiers = 0
-    for mask, pages in own:
-        at += pages
-        if at <= usable:
-            tiers = part_tiers(mask, Part.STATE)
-            device = at if tiers & _DEVICE else device
-    if device == usable:
-        return Held(device, {})
-    tier = next((name for tier, name in _NEAREST if tiers & (1 << tier)), "pool")
-    return Held(device, {tier: usable - device})
-
-
-def in_the_making(held: Held, pages: int) -> Held:
-    """Return `held` where the first `pages` pages are being computed or loaded already."""
-    if pages <= held.device_pages:
-        return held
-    loads: dict[str, int] = {}
-    gone = pages - held.device_pages
-    for tier, count in held.load_pages.items():
-        left = max(0, count - gone)
-        gone -= count - left
-        if left:
-            loads[tier] = left
-    return Held(pages, loads)
-
-
-def _segments(run: Sequence[PartMask]) -> _Segments:
-    """Return a run compressed."""
-    if isinstance(run, MaskRun):
-        return run.segments
-    return [(mask, 1) for mask in run]
-
-
-def _merge(first: _Segments, second: _Segments) -> Iterator[tuple[PartMask, PartMask, int]]:
-    """Yield both runs side by side; where one has ended, its mask is 0."""
-    left, right = _spent(first), _spent(second)
-    a, a_pages = next(left)
-    b, b_pages = next(right)
-    none = PartMask(0)
-    while a_pages or b_pages:
-        pages = min(a_pages or b_pages, b_pages or a_pages)
-        yield (a if a_pages else none), (b if b_pages else none), pages
-        if a_pages:
-            a_pages -= pages
-            if not a_pages:
-                a, a_pages = next(left)
-        if b_pages:
-            b_pages -= pages
-            if not b_pages:
-                b, b_pages = next(right)
-
-
-def _spent(segments: Iterable[tuple[PartMask, int]]) -> Iterator[tuple[PartMask, int]]:
-    """Yield segments, then empty ones for ever."""
-    yield from segments
-    while True:
-        yield PartMask(0), 0

@@ -272,6 +272,7 @@ def _attempt(tried: Tried, *, ending: str) -> Attempt:
         is_fork=chosen.fork_of is not None,
         policy="" if chosen.fork_of is not None else chosen.policy,
         policy_failure="" if chosen.fork_of is not None else chosen.failure,
+        workers=chosen.workers,
         awaited_tokens=chosen.awaited_pages * chosen.link.record.page_tokens,
         candidates=[
             Candidate(

@@ -23,12 +23,12 @@ from pie.policies.prefixes import NO_PREFIXES, Prefixes
 from pie.policies.routing import divisible
 from pie.policies.steps import at_once
 from pie.router.books import WorkerBooks
-from pie.router.choice import Runs, pool_nodes
 from pie.router.conversations import Conversation, Conversations
 from pie.router.demand import Demand
 from pie.router.elsewhere import Elsewhere, seen
 from pie.router.pauses import in_turns
 from pie.router.rates import FleetRates
+from pie.router.runs import Runs, pool_nodes
 
 _SHOWN_GROUPS = 256
 """Groups that a policy is shown, beside those with more copies."""

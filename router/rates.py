@@ -10,8 +10,11 @@ shown otherwise for some seconds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
 
 from pie.wire.messages import CachedTokens, Started
 
@@ -78,7 +81,7 @@ class FleetRates:
 
     def __init__(self, fleet: Iterable[Rates]) -> None:
         self._fleet = tuple(fleet)
-        self._prefill = _mean((one.prefill for one in self._fleet), PREFILL_TOKENS_PER_S)
+        self._prefill = self._all_prefill().believed(PREFILL_TOKENS_PER_S, _GUESS_MS)
         self._load: dict[str, float] = {}
 
     def prefill_tokens_per_s(self, worker: Rates) -> float:
@@ -87,11 +90,19 @@ class FleetRates:
 
     def load_tokens_per_s(self, worker: Rates, tier: str) -> float:
         """Return how fast a worker loads from a tier."""
+        fleet = self._load_of_all(tier)
+        return _told_apart(worker.load.get(tier, _NOTHING).believed(fleet, _OWN_MS), fleet)
+
+    def _load_of_all(self, tier: str) -> float:
         if tier not in self._load:
-            shown = (one.load[tier] for one in self._fleet if tier in one.load)
-            self._load[tier] = _mean(shown, LOAD_TOKENS_PER_S)
-        own = worker.load.get(tier, _NOTHING).believed(self._load[tier], _OWN_MS)
-        return _told_apart(own, self._load[tier])
+            self._load[tier] = self._all_loads(tier).believed(LOAD_TOKENS_PER_S, _GUESS_MS)
+        return self._load[tier]
+
+    def _all_prefill(self) -> Rate:
+        return _sum(one.prefill for one in self._fleet)
+
+    def _all_loads(self, tier: str) -> Rate:
+        return _sum(one.load[tier] for one in self._fleet if tier in one.load)
 
 
 def _told_apart(own: float, fleet: float) -> float:
@@ -102,13 +113,65 @@ def _told_apart(own: float, fleet: float) -> float:
 _NOTHING = Rate()
 
 
-def _mean(rates: Iterable[Rate], guess: float) -> float:
-    """Return the tokens per second of all together."""
+class RateColumns:
+    """What each of many workers has shown of one rate; one that has shown nothing has two zeros."""
+
+    def __init__(self, workers: int) -> None:
+        self._tokens = np.zeros(workers)
+        self._ms = np.zeros(workers)
+
+    def put(self, worker: int, rate: Rate) -> None:
+        """Take in what a worker has shown by now."""
+        self._tokens[worker] = rate.tokens
+        self._ms[worker] = rate.ms
+
+    def sum(self) -> Rate:
+        """Return all together."""
+        # One after another, as workers that are few are summed up: in pairs the last digit may be another.
+        return Rate(float(np.cumsum(self._tokens)[-1]), float(np.cumsum(self._ms)[-1]))
+
+    def told_apart(self, fleet: float) -> npt.NDArray[np.bool_]:
+        """Return which workers are not believed to do what everybody does."""
+        own = (self._tokens * 1e3 + fleet * _OWN_MS) / (self._ms + _OWN_MS)
+        apart: npt.NDArray[np.bool_] = np.abs(own - fleet) > _NOISE * fleet
+        return apart
+
+
+class ColumnRates(FleetRates):
+    """The same of many workers, whose rates are kept in columns."""
+
+    def __init__(self, prefill: RateColumns, load: Mapping[str, RateColumns]) -> None:
+        self._prefill_columns, self._load_columns = prefill, load
+        super().__init__(())
+
+    @property
+    def fleet_prefill_tokens_per_s(self) -> float:
+        """What is believed of all that `apart` does not name."""
+        return self._prefill
+
+    def apart(self, tiers: Collection[str]) -> npt.NDArray[np.bool_]:
+        """Return which workers compute, or load from these tiers, at a rate of their own."""
+        apart = self._prefill_columns.told_apart(self._prefill)
+        for tier in tiers:
+            if tier in self._load_columns:
+                apart = apart | self._load_columns[tier].told_apart(self._load_of_all(tier))
+        return apart
+
+    def _all_prefill(self) -> Rate:
+        return self._prefill_columns.sum()
+
+    def _all_loads(self, tier: str) -> Rate:
+        columns = self._load_columns.get(tier)
+        return Rate() if columns is None else columns.sum()
+
+
+def _sum(rates: Iterable[Rate]) -> Rate:
+    """Return the tokens of all together, and their time."""
     total = Rate()
     for rate in rates:
         total.tokens += rate.tokens
         total.ms += rate.ms
-    return total.believed(guess, _GUESS_MS)
+    return total
 
 
 def loaded_tokens(cached: CachedTokens) -> dict[str, int]:

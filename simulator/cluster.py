@@ -28,7 +28,7 @@ from pie.page.events import (
 from pie.page.key import RootKey, tenant_root
 from pie.policies.manager import RetentionManager
 from pie.policies.policy_set import PolicySet
-from pie.router.books import Running
+from pie.router.books import Running, WorkerBooks
 from pie.router.choice import Chooser
 from pie.router.metrics import RouterMetrics
 from pie.router.overview import Overview
@@ -43,10 +43,12 @@ from pie.simulator.leave import Leave, check_leaves
 from pie.simulator.meant import MODEL
 from pie.simulator.not_simulated import not_simulated
 from pie.simulator.outcome import Outcome
+from pie.simulator.outcomes import Outcomes
 from pie.simulator.page_orders import WorkerOrders
 from pie.simulator.pool import SimulatedPool
 from pie.simulator.rounds import EVERY_S, Rounds
 from pie.simulator.sink import Sink
+from pie.simulator.telling import Telling
 from pie.simulator.tier import MockTier, OnChange
 from pie.simulator.trace import MOST_S, TraceRequest
 from pie.simulator.watch import LIMIT_S, Watch
@@ -148,6 +150,9 @@ class SimulatedCluster:
         )
         """What the policies say and nobody does here; all that they order is carried out."""
         self.pool = self._new_pool(policies) if spec.pool_pages else None
+        self._telling = Telling()
+        self._takers: list[WorkerBooks] | None = None
+        """Those that take requests; None where that is to be found out."""
         self.workers = [self._new_worker(place, policies) for place in spec.worker_places()]
         self._up = {worker.books.record.place: worker for worker in self.workers}
         overview = Overview(
@@ -173,7 +178,7 @@ class SimulatedCluster:
         self._coming_s = math.inf
         """When the next request arrives; infinite where none does."""
         self._over_s = 0.0
-        self.outcomes: list[Outcome] = []
+        self.outcomes = Outcomes()
         for leave in spec.leaves:
             self.clock.at(leave.at_s, functools.partial(self._leave, leave.place))
         if self.conductor.may_order or spec.leaves:
@@ -268,12 +273,10 @@ class SimulatedCluster:
         self._submitted += 1
         request_id = f"{self.spec.seed}/{self._submitted}"
         prefix = Prefix(request.tokens(), request.salt)
-        takers = [worker for worker in self._up.values() if not worker.books.record.draining]
-        for worker in takers:
-            worker.tell_load()
-        chosen = self._chooser.choose(
-            request_id, prefix, [worker.books for worker in takers], session=request.session
-        )
+        self._telling.tell(self.clock.now_s())
+        if self._takers is None:
+            self._takers = [one.books for one in self._up.values() if not one.books.record.draining]
+        chosen = self._chooser.choose(request_id, prefix, self._takers, session=request.session)
         place, now_s = chosen.link.record.place, self.clock.now_s()
         worker = self._up[place]
         outcome = Outcome(
@@ -283,7 +286,7 @@ class SimulatedCluster:
             prompt_tokens=request.prompt_tokens,
             predicted_tokens=chosen.predicted_tokens,
         )
-        self.outcomes.append(outcome)
+        self.outcomes.began(outcome)
         session, root = request.session, tenant_root(self._model, salt=request.salt)
         if self.conductor.may_order:
             self._chooser.demand.held_by(
@@ -297,7 +300,7 @@ class SimulatedCluster:
         if session is not None:
             self._chooser.conversations.named((request.salt, session), session, request.tenant)
         running = Running(
-            sink=Sink(outcome, self.clock, functools.partial(self._went, request)),
+            sink=Sink(outcome, self.clock, functools.partial(self._went, request, outcome)),
             keys=chosen.keys,
             new_tokens=len(prefix.ids) - chosen.predicted_tokens,
             prompt_tokens=len(prefix.ids),
@@ -334,8 +337,10 @@ class SimulatedCluster:
         def gone() -> None:
             self.lost += worker.orders.alone()
             del self._up[place]
+            self._takers = None
             self._gone(place)
 
+        self._takers = None
         worker.books.record = msgspec.structs.replace(worker.books.record, draining=True)
         self._changed(worker.books.record)
         worker.leave(LEAVE_S, self._moves.drain_share, gone)
@@ -391,6 +396,7 @@ class SimulatedCluster:
             host=host,
             pool=self.pool,
             pool_stores=stores,
+            on_steps=self._telling.later,
         )
 
     def _new_pool(self, policies: PolicySet) -> SimulatedPool:
@@ -462,8 +468,9 @@ class SimulatedCluster:
             total[kept.tier] = total.get(kept.tier, 0.0) + kept.page_seconds
         return total
 
-    def _went(self, request: TraceRequest) -> None:
+    def _went(self, request: TraceRequest, outcome: Outcome) -> None:
         """Learn that a request is over, and which pages its conversation has then."""
+        self.outcomes.over(outcome)
         if request.session is not None:
             # Made anew: kept while a request waits, the tokens of all would take gigabytes.
             prefix = Prefix(request.tokens(), request.salt)

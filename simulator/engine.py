@@ -118,6 +118,7 @@ class MockEngine:
         on_frozen: Told of pages that nobody held before, in the order of their sequence.
         below: What takes pages that leave.
         model: The root of the model whose pages they are, for policies.
+        on_steps: Told when `next_load_s` has become another time.
     """
 
     def __init__(
@@ -133,7 +134,9 @@ class MockEngine:
         on_frozen: Callable[[Sequence, list[int]], None] | None = None,
         below: Below | None = None,
         model: RootKey = NO_ROOT,
+        on_steps: Callable[[], None] = lambda: None,
     ) -> None:
+        self._on_steps = on_steps
         self.spec = spec
         self.counts = EngineCounts()
         self.table = PageTable(
@@ -183,6 +186,14 @@ class MockEngine:
         passed, told = steps.passed(self._clock.now_s()), steps.told
         steps.told = passed
         return self.load() if passed > told else None
+
+    @property
+    def next_load_s(self) -> float | None:
+        """When `take_load` has something new; None where that is not before other steps."""
+        steps = self._under_way
+        if steps is None or not steps.decode or steps.told >= steps.count - 1:
+            return None
+        return steps.began_s + steps.step_s * (steps.told + 1)
 
     @property
     def context_tokens(self) -> int:
@@ -273,6 +284,8 @@ class MockEngine:
         count = self._alike(plan.chunks)
         steps = self._under_way = _Steps(plan, prefill, decode, now_s, step_s, count)
         steps.timer = self._clock.at(steps.end_s, self._end)
+        if count > 1:
+            self._on_steps()
 
     def _alike(self, chunks: Many[Chunk]) -> int:
         """Return how many steps like this one come after each other if nothing happens.

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from pie.simulator.trace import Trace, TraceRequest, problem_at, whole
+from pie.simulator.trace import PageRuns, Trace, TraceRequest, problem_at, whole
 from pie.wire.malformed import why_malformed
 
 HASHED_TOKENS = 512
@@ -69,10 +69,9 @@ def _request(line: str, number: int) -> TraceRequest:
             f"`hash_ids` has {len(hashes)} entries, and {tokens} tokens are {needed} pages of "
             f"{HASHED_TOKENS}"
         )
-    counts = [HASHED_TOKENS] * (needed - 1) + [tokens - HASHED_TOKENS * (needed - 1)]
     return TraceRequest(
         arrival_s=timestamp / 1e3,
-        runs=tuple(zip(hashes, counts, strict=True)),
+        runs=PageRuns(hashes, HASHED_TOKENS, tokens - HASHED_TOKENS * (needed - 1)),
         # Every answer has a token at least.
         output_tokens=max(1, answer),
         answer=_ANSWERS + number % _ANSWERS,

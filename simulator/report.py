@@ -6,14 +6,17 @@ shown (`pie.simulator.plots`).
 
 from __future__ import annotations
 
+import math
 import statistics
+from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from pie.simulator.cluster import SimulatedCluster
 from pie.simulator.outcome import Outcome
+from pie.simulator.worker import SimulatedWorker
 
 _BINS = 60
 _GB = 1e9
@@ -126,13 +129,15 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 def report_of(name: str, cluster: SimulatedCluster, *, warnings: Sequence[str] = ()) -> Report:
     """Return the report of a cluster that a trace has run through, of which there were these warnings."""
-    done = [one for one in cluster.outcomes if not one.refused]
-    prompt = sum(one.prompt_tokens for one in done)
-    cached = Counter[str]()
-    for one in done:
-        cached.update(one.cached)
-    ttft_s = sorted(one.ttft_s for one in done if one.ttft_s is not None)
-    workers = [_worker_report(cluster, number, done) for number in range(len(cluster.workers))]
+    total, moments = _Tally(), _Moments(cluster.outcomes)
+    by_place: dict[str, _Tally] = {}
+    for one in cluster.outcomes:
+        if not one.refused:
+            for tally in (total, moments.of(one), by_place.setdefault(one.place, _Tally())):
+                tally.add(one)
+    prompt, cached = total.prompt_tokens, total.cached
+    ttft_s = sorted(total.waits_s)
+    workers = [_worker_report(one, by_place) for one in cluster.workers]
     page_bytes = cluster.spec.cost.bytes_of(cluster.spec.engine.page_tokens)
     loaded: Counter[str] = Counter()
     for worker in cluster.workers:
@@ -147,15 +152,15 @@ def report_of(name: str, cluster: SimulatedCluster, *, warnings: Sequence[str] =
     kept = cluster.page_seconds()
     return Report(
         name=name,
-        requests=len(done),
-        refused=len(cluster.outcomes) - len(done),
+        requests=total.requests,
+        refused=len(cluster.outcomes) - total.requests,
         prompt_tokens=prompt,
-        output_tokens=sum(one.output_tokens for one in done),
+        output_tokens=total.output_tokens,
         hit_rate=_share(cached.total(), prompt),
         hit_rate_by_source={
             tier: _share(cached[tier], prompt) for tier in _SOURCES if cached[tier]
         },
-        predicted_hit_rate=_share(sum(one.predicted_tokens for one in done), prompt),
+        predicted_hit_rate=_share(total.predicted_tokens, prompt),
         ttft_s=times(ttft_s),
         busiest_over_mean={
             "computed_tokens": _busiest([one.computed_tokens for one in workers]),
@@ -180,7 +185,7 @@ def report_of(name: str, cluster: SimulatedCluster, *, warnings: Sequence[str] =
         },
         workers=workers,
         ttft_quantiles_s=[quantile(ttft_s, at / 100) for at in range(101)],
-        moments=_moments(done),
+        moments=moments.all(),
     )
 
 
@@ -217,44 +222,70 @@ def quantile(values: Sequence[float], at: float) -> float:
     return values[low] + (values[high] - values[low]) * (place - low)
 
 
-def _worker_report(cluster: SimulatedCluster, number: int, done: Sequence[Outcome]) -> WorkerReport:
-    worker = cluster.workers[number]
-    own = [one for one in done if one.place == worker.books.record.place]
-    prompt = sum(one.prompt_tokens for one in own)
+def _worker_report(worker: SimulatedWorker, by_place: Mapping[str, _Tally]) -> WorkerReport:
+    own = by_place.get(worker.books.record.place, _Tally())
     return WorkerReport(
         place=worker.books.record.place,
-        requests=len(own),
-        prompt_tokens=prompt,
-        computed_tokens=prompt - sum(one.cached_tokens for one in own),
+        requests=own.requests,
+        prompt_tokens=own.prompt_tokens,
+        computed_tokens=own.prompt_tokens - own.cached.total(),
         busy_s=worker.engine.counts.busy_s,
         evicted_pages=worker.engine.table.evicted,
     )
 
 
-def _moments(done: Sequence[Outcome]) -> list[Moment]:
-    """Return equal parts of the time in which requests arrived."""
-    if not done:
-        return []
-    first_s = min(one.arrived_s for one in done)
-    span_s = max(one.arrived_s for one in done) - first_s
-    bins: list[list[Outcome]] = [[] for _ in range(_BINS)]
-    for one in done:
-        at = int((one.arrived_s - first_s) / span_s * _BINS) if span_s else 0
-        bins[min(at, _BINS - 1)].append(one)
-    moments: list[Moment] = []
-    for at, some in enumerate(bins):
-        waits_s = [one.ttft_s for one in some if one.ttft_s is not None]
-        moments.append(
+class _Tally:
+    """What some requests had together."""
+
+    def __init__(self) -> None:
+        self.requests = self.prompt_tokens = self.predicted_tokens = self.output_tokens = 0
+        self.cached = Counter[str]()
+        self.waits_s = array("d")
+        """For first tokens."""
+
+    def add(self, one: Outcome) -> None:
+        """Count one more."""
+        self.requests += 1
+        self.prompt_tokens += one.prompt_tokens
+        self.predicted_tokens += one.predicted_tokens
+        self.output_tokens += one.output_tokens
+        for tier, tokens in one.cached.items():
+            self.cached[tier] += tokens
+        if (wait_s := one.ttft_s) is not None:
+            self.waits_s.append(wait_s)
+
+
+class _Moments:
+    """Equal parts of the time in which requests arrived that were answered."""
+
+    def __init__(self, outcomes: Sequence[Outcome]) -> None:
+        self._first_s, self._last_s = math.inf, -math.inf
+        for one in outcomes:
+            if not one.refused:
+                self._first_s = min(self._first_s, one.arrived_s)
+                self._last_s = max(self._last_s, one.arrived_s)
+        self._parts = [_Tally() for _ in range(_BINS)]
+
+    def of(self, one: Outcome) -> _Tally:
+        """Return the part that a request arrived in."""
+        span_s = self._last_s - self._first_s
+        at = int((one.arrived_s - self._first_s) / span_s * _BINS) if span_s else 0
+        return self._parts[min(at, _BINS - 1)]
+
+    def all(self) -> list[Moment]:
+        """Return them; none where nothing was answered."""
+        if self._last_s < self._first_s:
+            return []
+        span_s = self._last_s - self._first_s
+        return [
             Moment(
-                from_s=first_s + at * span_s / _BINS,
-                requests=len(some),
-                hit_rate=_share(
-                    sum(one.cached_tokens for one in some), sum(one.prompt_tokens for one in some)
-                ),
-                ttft_s=statistics.fmean(waits_s) if waits_s else 0.0,
+                from_s=self._first_s + at * span_s / _BINS,
+                requests=part.requests,
+                hit_rate=_share(part.cached.total(), part.prompt_tokens),
+                ttft_s=statistics.fmean(part.waits_s) if part.waits_s else 0.0,
             )
-        )
-    return moments
+            for at, part in enumerate(self._parts)
+        ]
 
 
 def _share(part: float, whole: float) -> float:

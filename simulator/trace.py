@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import overload
 
 from pie.page.key import RootKey
 from pie.simulator.errors import TraceError
@@ -22,6 +23,40 @@ MOST_S = 1e10
 """Seconds that can be simulated, which is three hundred years: clocks beyond tell no milliseconds."""
 MOST_PROBLEMS = 20
 """Of so many problems the rest will be alike."""
+
+
+class PageRuns(Sequence[tuple[int, int]]):
+    """Runs that all have the same length but for the last one: of a million requests, pairs would take gigabytes.
+
+    Args:
+        tokens: The token of each, in order.
+        count: The length of each.
+        last: That of the last one.
+    """
+
+    __slots__ = ("_count", "_last", "_tokens")
+
+    def __init__(self, tokens: Sequence[int], count: int, last: int) -> None:
+        self._tokens = array("I", tokens)
+        self._count, self._last = count, last
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    @overload
+    def __getitem__(self, at: int) -> tuple[int, int]: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[tuple[int, int]]: ...
+    def __getitem__(self, at: int | slice) -> tuple[int, int] | Sequence[tuple[int, int]]:
+        if isinstance(at, slice):
+            return list(self)[at]
+        token = self._tokens[at]
+        return token, self._last if at in (-1, len(self._tokens) - 1) else self._count
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        yield from zip(self._tokens[:-1], itertools.repeat(self._count))
+        if self._tokens:
+            yield self._tokens[-1], self._last
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,7 @@ class SimulatedWorker:
         host: Host memory, where what leaves device memory goes; None where there is none.
         pool: Where pages can be loaded from; None where there is none.
         pool_stores: When a page is brought there; None for never, but by orders.
+        on_steps: Told, with the worker, when `next_tells_s` has become another time.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class SimulatedWorker:
         host: MockTier | None = None,
         pool: SimulatedPool | None = None,
         pool_stores: PoolStores | None = PoolStores.BEHIND,
+        on_steps: Callable[[SimulatedWorker], None] = lambda _: None,
     ) -> None:
         self.books = WorkerBooks(record, clock=clock.now_s)
         self._publish = publish
@@ -117,6 +119,7 @@ class SimulatedWorker:
             on_frozen=self._frozen if stores else None,
             below=below,
             model=record.model_root or NO_ROOT,
+            on_steps=lambda: on_steps(self),
         )
         self.orders = WorkerOrders(
             self.engine, host, pool, cost, page_tokens=spec.page_tokens, clock=clock
@@ -173,6 +176,10 @@ class SimulatedWorker:
         load = self.engine.take_load()
         if load is not None:
             self.books.told_load(load)
+
+    def next_tells_s(self) -> float | None:
+        """Return when there is something new to tell; one that leaves takes nothing, and is not asked."""
+        return None if self.books.record.draining else self.engine.next_load_s
 
     def _reported(self, deltas: Many[TokenDelta], load: Load) -> None:
         self.books.told_load(load)

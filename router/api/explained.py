@@ -48,13 +48,15 @@ class Attempt(msgspec.Struct, frozen=True):
     is_fork: bool
     """Whether it went to the worker that was computing the prompt for another choice."""
     candidates: list[Candidate]
-    """Best first where the policy ranks them; the best 64."""
+    """Best first where the policy ranks them; the best 64 of those that it was shown."""
     awaited_tokens: int = 0
     """Leading tokens that it was to wait for, because another worker was computing them."""
     policy: str = ""
     """The routing policy that was in force; empty where none was asked."""
     policy_failure: str = ""
     """Why that did not choose, so that `cost` did: the kind and the place of what it raised; empty where it chose."""
+    workers: int = 0
+    """How many workers could have taken it; of many, the policy is shown those alone that can be the best."""
 
 
 class LoadRun(msgspec.Struct, frozen=True):

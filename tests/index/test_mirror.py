@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from pie.index.conformance import DEVICE, HOST, entry, key, record
-from pie.index.lanes import Lanes
+from pie.index.lanes import Lane, Lanes
 from pie.index.mirror import Applied, Mirror, PlaceLoad
 from pie.index.runs import MaskRun
 from pie.page.events import (
@@ -183,6 +183,14 @@ def change(held: Model, changed: list[PageEntry], *, add: bool) -> None:
         del held[empty]
 
 
+def alike(mirror: Mirror, asked: list[PageKey]) -> dict[PlaceId, list[PartMask]]:
+    """Return what `Mirror.alike` says, by place."""
+    places = {lane: place for place, lane in mirror.lanes().items()}
+    found = mirror.alike(asked)
+    assert found is not None
+    return {places[Lane(lane)]: list(run) for run, lanes in found for lane in lanes.tolist()}
+
+
 class MirrorAgainstDictionaries(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
@@ -265,6 +273,7 @@ class MirrorAgainstDictionaries(RuleBasedStateMachine):
         for start in range(8):
             asked = [key(number) for number in range(start, 8)]
             assert self.mirror.matches(asked) == self.expected(asked)
+            assert alike(self.mirror, asked) == self.expected(asked)
 
     def expected(self, asked: list[PageKey]) -> dict[PlaceId, list[PartMask]]:
         runs: dict[PlaceId, list[PartMask]] = {}
@@ -308,3 +317,4 @@ def test_runs_longer_than_a_first_look_are_whole(kinds: list[int]) -> None:
     run = masks[: masks.index(PartMask(0))] if 0 in masks else masks
     found = mirror.matches([key(number) for number in range(len(kinds))])
     assert {place: list(masks) for place, masks in found.items()} == ({W0: run} if run else {})
+    assert alike(mirror, [key(number) for number in range(len(kinds))]) == found

@@ -23,10 +23,11 @@ from pie.page.events import (
 from pie.page.key import PageKey, RootKey, page_keys, tenant_root
 from pie.policies.routing import Choice, RequestView, RoutingPolicy, WorkerView
 from pie.policies.routing_cost import CostRouting
-from pie.router.choice import Chooser, Held, held_pages, in_the_making
+from pie.router.choice import Chooser
 from pie.router.link import WorkerLink
 from pie.router.metrics import RouterMetrics
 from pie.router.prefix import Prefix
+from pie.router.runs import Held, held_pages, in_the_making
 
 PAGE = 4
 ROOT = RootKey(bytes(32))

@@ -22,7 +22,7 @@ from pie.policies.cluster_policy import (
     StorePages,
 )
 from pie.policies.retention import PageView
-from pie.router import choice
+from pie.router import runs
 from pie.router.prefix import Prefix
 from pie.simulator.cluster import ClusterSpec, SimulatedCluster
 from pie.simulator.cost_model import CostModel
@@ -252,7 +252,7 @@ def test_a_round_looks_at_workers_that_have_a_conversations_pages_and_at_no_othe
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looked: list[object] = []
-    plain = choice.held_pages
+    plain = runs.held_pages
 
     def held_pages(own: Any, pool: Any, record: Any) -> Any:
         looked.append(record.place)
@@ -262,7 +262,7 @@ def test_a_round_looks_at_workers_that_have_a_conversations_pages_and_at_no_othe
     simulated = cluster(spec(workers=40), policies)
     # More of them than what others tell a router.
     simulated.run_open([ask(at / 50, (at + 1, 9), session=f"s{at}") for at in range(300)])
-    monkeypatch.setattr(choice, "held_pages", held_pages)
+    monkeypatch.setattr(runs, "held_pages", held_pages)
     simulated.conductor.round(simulated.clock.now_s() + 1.0)
     assert len(looked) == 300, "one of forty workers has each"
 
