@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,7 +108,9 @@ def test_a_signal_at_any_moment_of_rays_start_ends_it_cleanly(
     assert not run.left()
 
 
-def test_two_clusters_run_side_by_side(run: Run, tmp_path: Path) -> None:
+def test_two_clusters_run_side_by_side_and_ctrl_c_or_a_kill_leaves_nothing_of_either(
+    run: Run, tmp_path: Path
+) -> None:
     port = httpx.URL(run.serving.url).port
     second = tmp_path / "second"
     second.mkdir()
@@ -115,13 +118,20 @@ def test_two_clusters_run_side_by_side(run: Run, tmp_path: Path) -> None:
     assert taken.process.wait(60) == 2
     taken.stop()
     assert f"127.0.0.1:{port} cannot be listened on" in taken.text
-    other = Serving(second, {"PIE_CLUSTER__WORKERS": "1"})
-    try:
-        other.wait_until_said("Ctrl-C stops it")
-        for one in (run.serving, other):
-            body = {"model": "smollm2", "prompt": "Hello", "max_tokens": 2}
-            answer = httpx.post(f"{one.url}/v1/completions", json=body, timeout=60)
-            assert answer.is_success, answer.text
-    finally:
-        assert other.stop() == 0
+    with tempfile.TemporaryDirectory(prefix="pie", dir="/tmp") as name:
+        other = Run(second, Path(name))
+        try:
+            other.serving.wait_until_said("Ctrl-C stops it")
+            other.family()
+            assert list(other.temporary.iterdir())
+            for one in (run.serving, other.serving):
+                body = {"model": "smollm2", "prompt": "Hello", "max_tokens": 2}
+                answer = httpx.post(f"{one.url}/v1/completions", json=body, timeout=60)
+                assert answer.is_success, answer.text
+        finally:
+            code = other.serving.stop(signal.SIGINT)
+        assert code == 0, other.serving.text
+        other.wait_until_nothing_is_left()
     assert httpx.get(f"{run.serving.url}/ready").is_success
+    assert run.serving.stop(signal.SIGKILL) == -signal.SIGKILL
+    run.wait_until_nothing_is_left()
