@@ -5,7 +5,7 @@ Does not cover what is asked of it (`pie.wire.client`).
 
 The server is up once it has answered this connection's own `Ping`, and gone when the connection
 closes (its process ended, or its host acknowledged nothing for `gone_after_s`) or when nothing is
-heard of it for `silent_after_s`.
+heard of it for `silent_after_s`; while this end itself stands still, no time counts.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import zmq
 from pie.page.events import Epoch
 from pie.wire import codec, context, sockets
 from pie.wire.address import endpoint_of, is_encrypted, prepare
+from pie.wire.awake import Awake
 from pie.wire.curve import wire_keys
 from pie.wire.errors import BadMessage, PeerGone, WireTimeout
 from pie.wire.frames import Loan
@@ -74,6 +75,7 @@ class Link:
         """
         assert self._port is None, "A client starts once."
         self._loop = asyncio.get_running_loop()
+        self._awake = Awake(self._settings.heartbeat_s, self._loop.time())
         self._up: asyncio.Future[Epoch] = self._loop.create_future()
         socket = sockets.make_dealer(context.acquire(), self._settings)
         self._monitor = sockets.watch(socket, self._on_event)
@@ -139,7 +141,7 @@ class Link:
     def _on_parts(self, parts: list[zmq.Frame]) -> None:
         if self._port is None:
             return
-        self._heard_s = self._loop.time()
+        self._heard_s = self._awake.now_s
         frames = [part.buffer for part in parts[1:]]
         try:
             message = codec.decode(parts[0].buffer, frames, self._settings)
@@ -161,7 +163,7 @@ class Link:
         if event == sockets.HANDSHAKE_SUCCEEDED:
             self._connection += 1
             self._is_connected = True
-            self._heard_s = self._loop.time()
+            self._heard_s = self._awake.now_s
             self._greet()
         elif event == sockets.DISCONNECTED and self._port is not None:
             # What came before the end still counts.
@@ -197,9 +199,9 @@ class Link:
     async def _beats(self) -> None:
         while True:
             await asyncio.sleep(self._settings.heartbeat_s)
+            silence_s = self._awake.beat(self._loop.time()) - self._heard_s
             if not self._is_connected:
                 continue
-            silence_s = self._loop.time() - self._heard_s
             if silence_s > self._settings.silent_after_s:
                 self.reconnect(f"{self._address} was silent for {silence_s:.1f} s.")
             else:

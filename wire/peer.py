@@ -31,7 +31,7 @@ class Peer:
         self.id = peer_id
         """Unique among the peers of one server."""
         self.heard_s = 0.0
-        """When it last said anything, on the event loop's clock. The server's to write."""
+        """When it last said anything, by how long the server had run (`Awake`). The server's to write."""
         self._settings = settings
         self._counters = counters
         self._loop = asyncio.get_running_loop()

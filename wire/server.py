@@ -6,7 +6,7 @@ they go. Does not cover what the messages ask for.
 How a client's end is noticed: its process ends, so the transport closes, the socket's monitor
 says that some connection closed, and a heartbeat to each client tells whose it was. Its host or
 network ends: the kernel closes the connection after `gone_after_s`. It hangs: nothing is heard of
-it for `silent_after_s`.
+it for `silent_after_s`; while the server itself stands still, no time counts.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import zmq
 from pie.page.events import Epoch
 from pie.wire import codec, context, sockets
 from pie.wire.address import bind, check_keys, check_listen_address, is_encrypted
+from pie.wire.awake import Awake
 from pie.wire.counters import WireCounters
 from pie.wire.curve import wire_keys
 from pie.wire.errors import AddressError, BadMessage, PeerGone, RefusedError
@@ -107,6 +108,7 @@ class WireServer:
         """
         assert self._port is None, "A server starts once."
         self._loop = asyncio.get_running_loop()
+        self._awake = Awake(self._settings.heartbeat_s, self._loop.time())
         socket = sockets.make_router(context.acquire(), self._settings)
         try:
             # Before `bind`, so that no connection is made unwatched.
@@ -145,7 +147,7 @@ class WireServer:
         if self._port is None:
             return
         peer = self._peer(parts[0].bytes)
-        peer.heard_s = self._loop.time()
+        peer.heard_s = self._awake.now_s
         frames = [part.buffer for part in parts[2:]]
         self.counters.messages_in += 1
         header = parts[1].buffer if len(parts) > 1 else b""
@@ -240,7 +242,7 @@ class WireServer:
         if self._port is None:
             return
         self._port.settle()
-        now_s = self._loop.time()
+        now_s = self._awake.now_s
         for peer in list(self._peers.values()):
             if now_s - peer.heard_s < quiet_s:
                 continue
@@ -253,4 +255,5 @@ class WireServer:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(self._settings.heartbeat_s)
+            self._awake.beat(self._loop.time())
             self._look(2 * self._settings.heartbeat_s)

@@ -14,6 +14,7 @@ import uvloop
 
 from pie.page.events import Epoch
 from pie.wire import Handler, WireClient, WireServer, WireSettings
+from tests.wire.helpers import WAIT_S
 
 EPOCH = Epoch(7)
 SECRET = bytes(range(32))
@@ -45,8 +46,9 @@ def address(request: pytest.FixtureRequest, folder: Path) -> str:
 
 @pytest.fixture
 def settings() -> WireSettings:
+    # So long that on no machine, however busy, anything is taken for silent or late that is not.
     return WireSettings(
-        heartbeat_s=0.1, gone_after_s=0.5, silent_after_s=2.0, connect_timeout_s=5.0
+        heartbeat_s=0.1, gone_after_s=WAIT_S, silent_after_s=10 * WAIT_S, connect_timeout_s=WAIT_S
     )
 
 

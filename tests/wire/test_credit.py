@@ -14,7 +14,7 @@ from pie.wire.messages import Cancel, GetPages, Load, Message, PageData, StepTok
 from tests.support.credit import hold_credit
 
 from .conftest import EPOCH, Connect, Serve
-from .helpers import eventually, header_of
+from .helpers import WAIT_S, eventually, header_of
 
 LOAD = Load(0, 0, 0, 0, 0, 0.0, 0.0)
 PAGE = bytes(1 << 20)
@@ -125,7 +125,7 @@ async def test_a_client_that_goes_wakes_those_that_wait_for_credit(
     await asyncio.sleep(0.05)
     await client.close()
     with pytest.raises(PeerGone):
-        await asyncio.wait_for(waiting, 2)
+        await asyncio.wait_for(waiting, WAIT_S)
 
 
 def get(count: int) -> GetPages:
@@ -149,7 +149,7 @@ async def test_a_slow_reader_of_pages_bounds_memory(
     client = await connect(await serve(handler, settings=few))
     before_bytes = psutil.Process().memory_info().rss
     most = taken = 0
-    async for _ in client.stream(get(200), timeout_s=5):
+    async for _ in client.stream(get(200), timeout_s=WAIT_S):
         taken += 1
         if taken == 50:
             await asyncio.sleep(0.2)
@@ -168,11 +168,11 @@ async def test_an_abandoned_stream_gives_its_credit_back(serve: Serve, connect: 
     server = await serve(handler)
     client = await connect(server)
     for _ in range(20):
-        stream = client.stream(get(100), timeout_s=5)
+        stream = client.stream(get(100), timeout_s=WAIT_S)
         async for _ in stream:
             break
         await stream.aclose()
-    assert len([1 async for _ in client.stream(get(100), timeout_s=5)]) == 100
+    assert len([1 async for _ in client.stream(get(100), timeout_s=WAIT_S)]) == 100
     await eventually(lambda: server.peers[0]._credits.used == (0, 0))
 
 
@@ -197,7 +197,7 @@ async def test_lent_memory_comes_back_when_zmq_is_done(serve: Serve, connect: Co
 
     client = await connect(await serve(handler))
     numbers = []
-    async for _, frames in client.stream(get(100), timeout_s=10):
+    async for _, frames in client.stream(get(100), timeout_s=WAIT_S):
         assert frames[0].nbytes == len(PAGE)
         assert frames[0][0] == frames[0][-1]
         numbers.append(frames[0][0])

@@ -15,6 +15,7 @@ from pie.wire.curve import wire_keys
 from pie.wire.messages import AskStatus, Generate, Message, Pong
 
 from .conftest import EPOCH, SECRET, Serve
+from .helpers import WAIT_S
 
 OTHER = bytes(32)
 TEXT = b"all that they said to each other"
@@ -65,7 +66,7 @@ async def test_who_listens_in_between_reads_nothing(
         client = WireClient(f"{scheme}://127.0.0.1:{port}", settings=settings, secret=SECRET)
         await client.start()
         message = Generate("r", EPOCH, output_start=0, max_tokens=1)
-        await client.request(message, [TEXT], timeout_s=5)
+        await client.request(message, [TEXT], timeout_s=WAIT_S)
         await client.close()
     assert (TEXT in listener.heard) is is_read
 
@@ -91,7 +92,7 @@ async def test_a_client_that_knows_the_servers_key_alone_is_not_let_in(serve: Se
         with stranger.get_monitor_socket() as monitor:
             stranger.connect(endpoint_of(server.address))
             events = set[int]()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(WAIT_S):
                 while zmq.Event.HANDSHAKE_FAILED_AUTH not in events:
                     if await asyncio.to_thread(monitor.poll, 100):
                         events.add(int.from_bytes(monitor.recv_multipart()[0][:2], "little"))

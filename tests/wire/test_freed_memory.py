@@ -16,7 +16,7 @@ from pie.wire.freed_memory import given_back, keep
 from pie.wire.messages import GetPages, Message, PageData
 
 from .conftest import EPOCH, Connect, Serve
-from .helpers import header_of
+from .helpers import WAIT_S, header_of
 
 PAGE = bytes(1 << 20)
 COUNT = 32
@@ -37,7 +37,7 @@ async def test_frames_that_come_again_and_again_are_not_faulted_in_each_time(
     async def faults() -> int:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         message = GetPages(new_request_id(), EPOCH, ((PageKey(b"k"), 0),) * COUNT)
-        kept = [frames async for _, frames in client.stream(message, timeout_s=10)]
+        kept = [frames async for _, frames in client.stream(message, timeout_s=WAIT_S)]
         assert len(kept) == COUNT
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 

@@ -32,7 +32,7 @@ from pie.wire.messages import (
 from pie.wire.program_runs import TellProgram
 
 from .conftest import EPOCH, SECRET, Connect, Serve
-from .helpers import eventually
+from .helpers import WAIT_S, eventually
 
 LIMITS = WireSettings()
 
@@ -51,7 +51,7 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
 async def still_works(server: WireServer, connect: Connect) -> None:
     client = await connect(server)
     question = Lookup(new_request_id(), EPOCH, ((PageKey(b"k"), 0),))
-    await client.request(question, timeout_s=5)
+    await client.request(question, timeout_s=WAIT_S)
 
 
 def reach(dealer: zmq.Socket[bytes], server: WireServer) -> None:
@@ -166,7 +166,7 @@ async def test_a_client_that_reads_nothing_does_not_hold_others_up(
         await eventually(lambda: server.counters.messages_in >= 1500)
         client = await connect(server)
         question = Lookup(new_request_id(), EPOCH, ())
-        _ = await client.request(question, timeout_s=5)
+        _ = await client.request(question, timeout_s=WAIT_S)
 
 
 async def test_a_frame_far_beyond_the_limit_ends_the_connection(
@@ -210,8 +210,8 @@ async def test_a_client_sends_nothing_that_its_server_would_not_take(
     client = await connect(server, server_limits=small)
     before = server.counters.messages_in
     with pytest.raises(MessageTooLarge, match="at most 4096"):
-        await client.request(TellProgram("told", EPOCH, "p", "x" * 5000), timeout_s=5)
-    _ = await client.request(Lookup(new_request_id(), EPOCH, ()), timeout_s=5)
+        await client.request(TellProgram("told", EPOCH, "p", "x" * 5000), timeout_s=WAIT_S)
+    _ = await client.request(Lookup(new_request_id(), EPOCH, ()), timeout_s=WAIT_S)
     assert server.counters.bad_messages == 0
     assert server.counters.messages_in <= before + 3
 

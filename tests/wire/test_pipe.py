@@ -11,6 +11,7 @@ import pytest
 from pie.wire.errors import BadMessage, PeerGone
 from pie.wire.pipe import MAX_FRAMES, Pipe
 from pie.wire.programs import Encode, Say, decode_from_program
+from tests.wire.helpers import WAIT_S
 
 
 async def ends(max_bytes: int = 1 << 20) -> tuple[Pipe, Pipe]:
@@ -50,7 +51,7 @@ async def test_what_is_too_large_is_refused_before_it_is_read(head: bytes) -> No
     left._writer.write(head)
     try:
         with pytest.raises(BadMessage):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(WAIT_S):
                 await right.read()
     finally:
         left.abort()

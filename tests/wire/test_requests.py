@@ -37,19 +37,9 @@ from pie.wire.messages import (
 )
 
 from .conftest import EPOCH, SECRET, Connect, Serve
-from .helpers import eventually, header_of
+from .helpers import WAIT_S, eventually, header_of
 
 LOAD = Load(0, 0, 0, 0, 0, 0.0, 0.0)
-WAIT_S = 60.0
-
-
-@pytest.fixture
-def settings() -> WireSettings:
-    # Both sides share this process's loop: on a busy machine it may stand still for seconds, and no test here is
-    # about a side that falls silent.
-    return WireSettings(
-        heartbeat_s=0.1, gone_after_s=WAIT_S, silent_after_s=WAIT_S, connect_timeout_s=WAIT_S
-    )
 
 
 def lookup(*numbers: int, epoch: Epoch = EPOCH) -> Lookup:
@@ -295,7 +285,7 @@ async def test_too_many_at_once_are_refused(
     server = await serve(handler, settings=settings.model_copy(update={"max_handlers": 10}))
     client = await connect(server)
     tasks = [asyncio.create_task(client.request(lookup(i), timeout_s=WAIT_S)) for i in range(30)]
-    await eventually(lambda: server.counters.overloads == 20, WAIT_S)
+    await eventually(lambda: server.counters.overloads == 20)
     go.set()
     results = await asyncio.gather(*tasks, return_exceptions=True)
     refused = [result for result in results if isinstance(result, RefusedError)]
@@ -319,10 +309,10 @@ async def test_a_cancel_is_taken_where_no_request_is(
     client = await connect(server)
     for at in range(10):
         await client.send(Generate(str(at), EPOCH, 0, 1), [b"\0\0\0\0"])
-    await eventually(lambda: len(server._tasks) == 10, WAIT_S)
+    await eventually(lambda: len(server._tasks) == 10)
     for at in range(10):
         await client.send(Cancel(str(at)))
-    await eventually(lambda: not server._tasks, WAIT_S)
+    await eventually(lambda: not server._tasks)
     assert cancels == [Cancel(str(at)) for at in range(10)]
 
 
@@ -406,7 +396,7 @@ async def test_a_closed_client_says_so(serve: Serve, connect: Connect) -> None:
     with pytest.raises(PeerGone):
         await client.send(Cancel("x"))
     with pytest.raises(PeerGone):
-        await client.request(lookup(1), timeout_s=1)
+        await client.request(lookup(1), timeout_s=WAIT_S)
     assert not gone
     await client.close()
 

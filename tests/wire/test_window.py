@@ -9,6 +9,7 @@ from hypothesis import given, settings, strategies as st
 
 from pie.wire import PeerGone
 from pie.wire.window import CreditWindow, Window
+from tests.wire.helpers import WAIT_S
 
 
 async def test_a_window_is_full_after_so_many_messages() -> None:
@@ -63,7 +64,7 @@ async def test_a_cancelled_waiter_takes_no_room() -> None:
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
         await first
-    await asyncio.wait_for(second, 1)
+    await asyncio.wait_for(second, WAIT_S)
     window.give(1)
     assert window.used == (0, 0)
 
@@ -120,4 +121,4 @@ def test_a_window_never_overflows(steps: list[tuple[str, int]], messages: int) -
             await asyncio.sleep(0)
             window.check()
 
-    asyncio.run(asyncio.wait_for(play(), 10))
+    asyncio.run(asyncio.wait_for(play(), WAIT_S))
