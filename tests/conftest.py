@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from pie.cluster.ray_environment import SPIN_COUNT
 
@@ -30,8 +30,8 @@ _runners = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
 os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // _runners)))
 
-# How long one example takes says how busy the machine is.
-settings.register_profile("pie", deadline=None)
+# How long examples take, to make or to try, says how busy the machine is.
+settings.register_profile("pie", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("pie")
 
 
@@ -53,7 +53,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 _MARK = "PIE_TEST_RUN"
-_GRACE_S = 3.0
+_GRACE_S = 60.0
+"""For processes that are about to end; on a busy machine that takes a while."""
 
 
 @pytest.fixture(scope="session", autouse=True)

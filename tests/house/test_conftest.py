@@ -12,6 +12,9 @@ from tests.house.tree import ROOT
 DAEMON = """
 import subprocess, sys
 from pathlib import Path
+from tests import conftest
+
+conftest._GRACE_S = 0.5
 
 def test_that_starts_a_daemon():
     start = "import subprocess as s; print(s.Popen(['sleep', '60'], start_new_session=True).pid)"
@@ -36,7 +39,7 @@ def run_pytest(directory: Path, test: str) -> subprocess.CompletedProcess[str]:
         check=False,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
     )
 

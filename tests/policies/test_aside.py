@@ -5,6 +5,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import pytest
 
@@ -110,22 +111,35 @@ class Slowing(Newest):
     def __init__(self) -> None:
         super().__init__()
         self.go_on = threading.Event()
+        self.proposed = 0
 
     def victims(self, bytes_needed: int, now_s: float) -> Iterator[tuple[PageKey, Part]]:
-        for count, page in enumerate(reversed(self.held)):
-            if count == 192:
+        for self.proposed, page in enumerate(reversed(self.held)):  # noqa: B020 - it counts
+            if self.proposed == 192:
                 self.go_on.wait()
             yield page
 
 
-def test_all_turns_have_one_deadline_and_what_came_in_time_counts() -> None:
+def test_all_turns_have_one_deadline_and_what_came_in_time_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     policy = Slowing()
-    manager = RetentionManager(AsidePolicy(policy, deadline_s=1.0))
+    one = AsidePolicy(policy, deadline_s=LONG_S, ends_s=LONG_S)
+    manager = RetentionManager(one)
+    limits_s, put = list[float](), one._desk.ask
+
+    def ask(question: Any, close: Any, limit_s: float, deadline_s: float) -> Any:
+        limits_s.append(limit_s)
+        # Nobody waits for the end of what is not going to come.
+        return put(question, close, 0.01 if len(limits_s) == 3 else limit_s, deadline_s)
+
+    monkeypatch.setattr(one._desk, "ask", ask)
     for at in range(400):
         manager.stored(view(at), 0.0)
     until(lambda: len(policy.held) == 400)
     assert numbers(manager.victims(194, 0.0)) == [*range(399, 207, -1), 0, 1]
     assert manager.counts.failures == manager.counts.fallbacks == 1
+    assert LONG_S == limits_s[0] > limits_s[1] > limits_s[2]
     policy.go_on.set()
 
 
@@ -149,7 +163,7 @@ def test_one_that_hangs_is_waited_for_once_and_lru_answers(
 
 def test_it_is_asked_again_once_it_has_answered(policy: Newest) -> None:
     policy.gate.clear()
-    one = AsidePolicy(policy, deadline_s=0.001)
+    one = AsidePolicy(policy, deadline_s=0.001, ends_s=LONG_S)
     one.stored(view(1), 0.0)
     with pytest.raises(PolicyStalledError, match="in 1 ms"):
         one.victims(1, 0.0)

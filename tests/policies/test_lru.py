@@ -113,7 +113,7 @@ def test_the_cost_of_an_event_does_not_grow_with_the_pages(pages: int) -> None:
     # Not a matter of speed: ten times the pages at once, where each event looked at all of them,
     # would take minutes.
     policy = LruRetention()
-    started_s = time.monotonic()
+    started_s = time.thread_time()
     for at in range(pages):
         policy.stored(view(at, at - 1 if at % 100 else None), 0.0)
     for at in range(pages):
@@ -122,7 +122,7 @@ def test_the_cost_of_an_event_does_not_grow_with_the_pages(pages: int) -> None:
         page = next(iter(policy.victims(1, 0.0)))
         policy.removed(*page)
     assert order(policy) == []
-    assert time.monotonic() - started_s < 60
+    assert time.thread_time() - started_s < 60
 
 
 class LruAgainstASlowOne(RuleBasedStateMachine):

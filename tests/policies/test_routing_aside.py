@@ -18,7 +18,7 @@ from pie.policies.routing import Choice, RequestView, RoutingPolicy, WorkerView
 from pie.policies.routing_aside import AsideRouting
 from pie.policies.routing_cost import CostRouting
 
-LONG_S = 30.0
+LONG_S = 60.0
 REQUEST = RequestView("r", 16, 16, None, (), 0)
 MINE = Choice(PlaceId("w1"), ())
 

@@ -18,7 +18,7 @@ from pie.simulator.engine import EngineSpec
 from pie.simulator.trace import TraceRequest, read_trace
 from tests.simulator.parts import cluster
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.live
 
 PAGE_TOKENS = 16
 POLICIES = "worker: {retention: adaptive}\ncluster: {routing: cost}"

@@ -224,12 +224,14 @@ def test_it_ends_one_that_runs_beside_the_main_thread_too() -> None:
 
 def test_policies_that_come_back_decide_as_before() -> None:
     users = simulated(
-        "{worker: {retention: 'MY:Retention'}, cluster: {routing: 'MY:RoutingFirst'}}"
+        "{worker: {retention: 'MY:Retention'}, cluster: {routing: 'MY:RoutingFirst'}}", limit_s=60.0
     )
     users.run_open(TRACE)
     assert {one.place for one in users.outcomes} == {"worker-0"}
     # One that proposes nothing is helped out by `lru`.
-    builtin = simulated("{worker: {retention: lru}, cluster: {routing: 'MY:RoutingFirst'}}")
+    builtin = simulated(
+        "{worker: {retention: lru}, cluster: {routing: 'MY:RoutingFirst'}}", limit_s=60.0
+    )
     builtin.run_open(TRACE)
     assert timeless(users) == timeless(builtin)
     assert users.workers[0].engine.table.counts().idle > 0

@@ -235,10 +235,10 @@ def test_a_token_takes_no_longer_late_in_a_long_stream(pairs: Callable[[str], Pa
         tokenizer = pairs(kind).ours
         ids = tokenizer.encode(" ".join(folders.TEXTS)) * 200
         detokenizer = Detokenizer(tokenizer, ids)
-        started = time.perf_counter()
+        started = time.thread_time()
         for id_ in ids:
             detokenizer.push((id_,))
-        assert (time.perf_counter() - started) / len(ids) < 1e-3
+        assert (time.thread_time() - started) / len(ids) < 1e-3
 
 
 def test_a_long_prompt_is_not_read_as_a_whole(pairs: Callable[[str], Pair]) -> None:

@@ -131,7 +131,10 @@ SUFFIXES = st.sampled_from(
 @hypothesis.settings(
     max_examples=400,
     deadline=None,
-    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
+    suppress_health_check=[
+        hypothesis.HealthCheck.function_scoped_fixture,
+        hypothesis.HealthCheck.too_slow,
+    ],
 )
 @hypothesis.given(value=VALUES, pipes=st.lists(PIPES, max_size=3), suffix=SUFFIXES)
 def test_any_small_expression_gives_what_transformers_gives(

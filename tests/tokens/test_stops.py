@@ -124,7 +124,7 @@ def test_time_grows_with_the_text_alone() -> None:
     """Held-back text that fails at its last character, again and again, is not looked at again."""
     stop = "a" * 2000 + "b"
     matcher = StopMatcher([stop])
-    started = time.perf_counter()
+    started = time.thread_time()
     shown = sum(len(matcher.push("a").text) for _ in range(100_000))
     assert shown == 100_000 - 2000
-    assert time.perf_counter() - started < 20
+    assert time.thread_time() - started < 20

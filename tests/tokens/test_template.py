@@ -227,10 +227,10 @@ def test_a_conversation_without_messages_is_refused() -> None:
     ],
 )
 def test_a_template_without_end_is_ended(source: str) -> None:
-    started = time.perf_counter()
+    started = time.thread_time()
     with pytest.raises((TemplateLimitError, TemplateError)):
         made(source, steps=20_000).render(SAID)
-    assert time.perf_counter() - started < 20
+    assert time.thread_time() - started < 20
 
 
 @pytest.mark.parametrize(
