@@ -15,7 +15,7 @@ from pie.index.settings import IndexSettings
 from pie.page.events import PageEntry, PartMask, PlaceId, Tier, entry_masks
 from pie.page.key import PageKey
 
-WITHIN_S = 30.0
+WITHIN_S = 60.0
 """Longest wait for anything here; only a failing test waits so long."""
 
 

@@ -56,7 +56,9 @@ CLAIMS = st.lists(
 
 
 @settings(
-    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None,
+    max_examples=40,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(CLAIMS, st.sampled_from([0.0, 0.01, 6.0]), st.sampled_from([0, 4]))
 def test_redis_gives_what_one_process_would(
@@ -106,7 +108,9 @@ async def test_it_refills_and_waiting_as_told_is_enough(index_settings: IndexSet
     claim = Claim(requests=Draw(need=600))
     assert (await allowances.claim("t", limits, claim)).is_given
     claim = Claim(requests=Draw(spent=600, drawn=600, need=3))
-    refused = await allowances.claim("t", limits, claim)
+    while (refused := await allowances.claim("t", limits, claim)).is_given:
+        # So slow is the machine that as many have come meanwhile.
+        claim = Claim(requests=Draw(spent=refused.requests, drawn=refused.requests, need=3))
     assert 0 < refused.requests_wait_s <= 0.3
     await asyncio.sleep(refused.requests_wait_s)
     assert (await allowances.claim("t", limits, claim)).is_given
@@ -149,7 +153,7 @@ async def test_who_does_not_answer_is_waited_for_once(own_redis_server: Embedded
     with pytest.raises(IndexUnavailableError, match="at present"):
         await commons.routers()
     server.start()
-    for _ in range(300):
+    for _ in range(600):
         with contextlib.suppress(IndexUnavailableError):
             if await commons.routers() == 1:
                 break
@@ -180,7 +184,7 @@ async def test_what_redis_refuses_is_refused_to_its_caller_alone(
     with pytest.raises(IndexUnavailableError):
         await commons.routers()
     server.start()
-    for _ in range(300):
+    for _ in range(600):
         with contextlib.suppress(IndexUnavailableError):
             await shelf.put([("a", b"x")])
             break

@@ -16,6 +16,7 @@ from pie.index.mirror import Mirror
 from pie.index.publisher import Publisher
 from pie.index.settings import IndexSettings
 from pie.page.events import PageEntry, PageRemoved, PageStored, PlaceCleared
+from tests.index.places import WITHIN_S
 
 Snapshot = Callable[[], Iterable[PageEntry]]
 
@@ -81,13 +82,15 @@ class RedisIndex:
     async def join(self, record: PlaceRecord, snapshot: Snapshot) -> RedisPlace:
         place = RedisPlace(self.settings.url, record, snapshot, settings=self.settings)
         await place.start()
-        assert await place.flushed(30)
+        assert await place.flushed(WITHIN_S)
         self.places.append(place)
         return place
 
     async def settle(self) -> None:
         for place in self.places:
-            assert place.fenced or place._task is None or await place.flushed(30) or place.fenced
+            assert (
+                place.fenced or place._task is None or await place.flushed(WITHIN_S) or place.fenced
+            )
 
     async def close(self) -> None:
         for place in self.places:
@@ -120,7 +123,7 @@ class FedIndex(RedisIndex):
 
     async def settle(self) -> None:
         await super().settle()
-        deadline_s = time.monotonic() + 30
+        deadline_s = time.monotonic() + WITHIN_S
         while not self._agrees():
             assert time.monotonic() < deadline_s, "the mirror does not get there"
             await asyncio.sleep(0.01)

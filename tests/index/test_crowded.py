@@ -33,7 +33,6 @@ def test_those_followed_are_asked_about_in_every_turn_and_all_others_in_some() -
 
 
 @pytest.mark.live
-@pytest.mark.timeout(180)
 async def test_a_list_crowded_with_names_of_nobody_keeps_no_place_from_being_followed(
     own_redis_server: EmbeddedServer,
 ) -> None:
@@ -56,7 +55,6 @@ async def test_a_list_crowded_with_names_of_nobody_keeps_no_place_from_being_fol
 
 
 @pytest.mark.live
-@pytest.mark.timeout(180)
 async def test_more_places_than_can_be_followed_are_said_once(
     index_settings: IndexSettings,
     monkeypatch: pytest.MonkeyPatch,

@@ -38,7 +38,7 @@ from tests.support.redis_deployments import Servers, behind_tls, connect, wait_f
 HOW = pytest.mark.parametrize(
     "how", [signal.SIGSTOP, pytest.param(signal.SIGKILL, marks=pytest.mark.soak)]
 )
-live = [pytest.mark.live, pytest.mark.timeout(180)]
+live = pytest.mark.live
 _prefixes = itertools.count(1)
 
 
@@ -136,7 +136,6 @@ async def use_commons(settings: IndexSettings) -> None:
 
 
 @pytest.mark.live
-@pytest.mark.timeout(180)
 async def test_routers_share_in_a_cluster_as_in_one_server(
     cluster_settings: IndexSettings,
 ) -> None:
@@ -144,7 +143,6 @@ async def test_routers_share_in_a_cluster_as_in_one_server(
 
 
 @pytest.mark.live
-@pytest.mark.timeout(180)
 async def test_tools_use_a_cluster_as_they_use_one_server(cluster_settings: IndexSettings) -> None:
     async with running(cluster_settings) as index:
         await index.join("w0", holding=10)
@@ -160,7 +158,6 @@ async def test_tools_use_a_cluster_as_they_use_one_server(cluster_settings: Inde
 
 
 @pytest.mark.live
-@pytest.mark.timeout(180)
 async def test_a_cluster_keeps_each_place_in_one_slot(
     redis_cluster: Servers, cluster_settings: IndexSettings
 ) -> None:
@@ -181,7 +178,6 @@ async def test_a_cluster_keeps_each_place_in_one_slot(
 
 
 @pytest.mark.live
-@pytest.mark.timeout(180)
 @HOW
 async def test_a_replica_in_a_cluster_takes_over(
     replicated_redis_cluster: Servers, how: signal.Signals
@@ -211,7 +207,6 @@ def _look_up(settings: IndexSettings) -> None:
 
 
 @pytest.mark.live
-@pytest.mark.timeout(180)
 async def test_a_cluster_that_nobody_answers_for_is_a_redis_that_is_away() -> None:
     settings = IndexSettings(url="redis+cluster://127.0.0.1:1", request_timeout_s=1.0)
     mirror = Mirror()
@@ -227,7 +222,6 @@ async def test_a_cluster_that_nobody_answers_for_is_a_redis_that_is_away() -> No
 
 
 @pytest.mark.live
-@pytest.mark.timeout(180)
 @HOW
 async def test_behind_sentinels_a_replica_takes_over(
     redis_sentinels: Servers, how: signal.Signals
@@ -258,7 +252,6 @@ async def test_behind_sentinels_a_replica_takes_over(
 
 
 @pytest.mark.live
-@pytest.mark.timeout(180)
 async def test_tls_is_spoken_and_certificates_are_checked(
     own_redis_server: EmbeddedServer, tmp_path: Path
 ) -> None:
@@ -282,7 +275,6 @@ async def test_tls_is_spoken_and_certificates_are_checked(
 
 
 @pytest.mark.live
-@pytest.mark.timeout(180)
 async def test_databases_of_one_server_are_apart() -> None:
     servers = Servers()
     try:

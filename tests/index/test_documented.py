@@ -25,7 +25,7 @@ from tests.index.test_deployments import use_all, use_commons
 from tests.support.redis_deployments import Servers, connect
 
 PAGE = (Path(__file__).parents[2] / "docs" / "index.md").read_text()
-pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.live
 
 
 def _example() -> str:
@@ -62,7 +62,7 @@ async def test_the_example_finds_what_a_publisher_wrote(
         place = Publisher(index_settings.url, said, held.copy, settings=index_settings)
         publishers.append(place)
         await place.start()
-        assert await place.flushed(30)
+        assert await place.flushed(60)
     try:
         found = await _ask(
             index_settings.url, index_settings.key_prefix, "tiny", salt, json.dumps(tokens)
@@ -71,7 +71,7 @@ async def test_the_example_finds_what_a_publisher_wrote(
         run = [host] * 3 + [device] * 597
         assert found == {"w0": run, "w1": run[:400], "w{2": []}
         publishers[0].removed(entries[10:11])
-        assert await publishers[0].flushed(30)
+        assert await publishers[0].flushed(60)
         await publishers[2].close()
         found = await _ask(
             index_settings.url, index_settings.key_prefix, "tiny", salt, json.dumps(tokens)
@@ -178,7 +178,7 @@ async def test_a_user_who_only_asks_can_change_nothing(server: int) -> None:
     said = msgspec.structs.replace(record("w0", ttl_s=60), model_root=model, page_tokens=4)
     place = Publisher(settings.url, said, lambda: entries, settings=settings)
     await place.start()
-    assert await place.flushed(30)
+    assert await place.flushed(60)
     url = f"redis://asker:secret@127.0.0.1:{server}/1"
     assert await _ask(url, "pie", "tiny", "", json.dumps(list(range(8)))) == {"w0": [1, 1]}
     assert await asyncio.to_thread(_refused, server) == set()

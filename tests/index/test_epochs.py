@@ -24,7 +24,7 @@ async def known(index_settings: IndexSettings) -> Epoch:
     record = PlaceRecord(PLACE, Epoch(1000), PlaceKind.WORKER, "ipc:///nowhere")
     publisher = Publisher(index_settings.url, record, lambda: (), settings=index_settings)
     await publisher.start()
-    assert await publisher.flushed(5)
+    assert await publisher.flushed(60)
     publisher._fenced = True  # so that closing does not withdraw it
     await publisher.close()
     return record.epoch

@@ -22,9 +22,9 @@ from pie.index.names import PlaceKeys
 from pie.index.server import EmbeddedServer
 from pie.index.settings import IndexSettings
 from pie.page.events import PlaceId, Tier
-from tests.index.places import Index, running, until
+from tests.index.places import WITHIN_S, Index, running, until
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.live
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def own_settings(own_redis_server: EmbeddedServer) -> IndexSettings:
 @pytest.fixture
 def patient_settings(own_settings: IndexSettings) -> IndexSettings:
     """For tests of exact modes: what only answers late is not degraded."""
-    return own_settings.model_copy(update={"request_timeout_s": 10.0})
+    return own_settings.model_copy(update={"request_timeout_s": 20.0, "ttl_s": 20.0})
 
 
 def data_of(server: EmbeddedServer) -> Path:
@@ -163,8 +163,8 @@ async def test_redis_may_come_up_after_places_and_readers(
         assert not await place.publisher.flushed(0.2)
         await until(lambda: index.mirror.mode is IndexMode.DEGRADED, "degraded")
         own_redis_server.start()
-        assert await place.publisher.flushed(30)
-        assert await index.feed.ready(30)
+        assert await place.publisher.flushed(WITHIN_S)
+        assert await index.feed.ready(WITHIN_S)
         await index.settled()
 
 
@@ -236,7 +236,7 @@ async def main():
     settings = IndexSettings(url=sys.argv[1], key_prefix=sys.argv[2])
     place = Publisher(settings.url, record("gone"), lambda: [entry(0)], settings=settings)
     await place.start()
-    await place.flushed(10)
+    await place.flushed(60)
     print("up", flush=True)
     await asyncio.sleep(60)
 
@@ -283,7 +283,7 @@ async def test_a_closed_place_is_gone_at_once_and_leaves_a_tombstone_alone(
         await index.settled()
         await place.publisher.close()
         del index.places["w0"]
-        await until(lambda: not index.mirror.places(), "gone", within_s=10)
+        await until(lambda: not index.mirror.places(), "gone")
         assert await index.redis.keys(f"{index_settings.key_prefix}:*") == [
             PlaceKeys(index_settings.key_prefix, PlaceId("w0")).record.encode()
         ]
@@ -338,7 +338,7 @@ async def test_a_reader_that_starts_late_reads_all_while_places_go_on(
             place.remove(number)
             if number % 10 == 0:
                 await asyncio.sleep(0.002)
-        assert await late.ready(30)
+        assert await late.ready(WITHIN_S)
         await index.settled(mirror)
         await late.close()
         assert mirror.mode is IndexMode.DEGRADED
@@ -372,9 +372,9 @@ async def test_a_reader_that_falls_behind_the_stream_reads_the_place_anew(
         # Redis trims a stream by whole nodes of a hundred events.
         for number in range(250):
             place.store(number)
-            await place.publisher.flushed(5)
+            await place.publisher.flushed(WITHIN_S)
         place.remove(0)
-        assert await place.publisher.flushed(5)
+        assert await place.publisher.flushed(WITHIN_S)
         assert mirror.masks(place.name).keys() <= {key(0)}
         slow.gate.set()
         await index.settled(mirror)
@@ -395,7 +395,7 @@ async def test_a_stream_that_somebody_else_has_written_to_is_begun_anew(
         await index.redis.xadd(keys.stream, {"event": b"\xff"}, id=f"1-{seq + later}")
         for number in range(10):
             place.store(number)
-            await place.publisher.flushed(5)
+            await place.publisher.flushed(WITHIN_S)
         await index.settled()
 
 
@@ -439,7 +439,7 @@ async def test_changes_may_come_from_any_thread(index_settings: IndexSettings) -
                 place.publisher.stored(entries)
 
         await asyncio.gather(*(asyncio.to_thread(work, base) for base in (0, 1_000, 2_000)))
-        assert await place.publisher.flushed(5)
+        assert await place.publisher.flushed(WITHIN_S)
         await index.settled()
 
 

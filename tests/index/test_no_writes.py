@@ -12,7 +12,7 @@ from pie.page.events import PlaceId
 from tests.index.places import running, until
 from tests.support.redis_deployments import Servers, connect
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.live
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from pie.index.policy_follower import PolicyFollower
 from pie.index.policy_store import PlacePolicies, PolicyKeys, PolicyStore, PolicyVersion
 from pie.index.server import EmbeddedServer
 from pie.index.settings import IndexSettings
+from tests.index.places import WITHIN_S
 from tests.support.redis_server import index_settings, own_redis_server, redis_server, redis_url
 
 __all__ = ["index_settings", "own_redis_server", "redis_server", "redis_url"]
@@ -66,7 +67,7 @@ async def follow(
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WITHIN_S):
         while not condition():  # noqa: ASYNC110 - another task makes it so
             await asyncio.sleep(0.02)
 
@@ -273,7 +274,7 @@ async def test_closing_ends_where_a_cancellation_is_lost(
     follower = PolicyFollower(index_settings.url, "w0", take, settings=index_settings)
     await follower.start()
     store.apply("text", "")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WITHIN_S):
         await takes.wait()
         await follower.close()
 

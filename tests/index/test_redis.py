@@ -24,9 +24,9 @@ from pie.index.server import EmbeddedServer
 from pie.index.settings import IndexSettings
 from pie.page.columns import masks_of
 from pie.page.events import PlaceId
-from tests.index.places import running, until
+from tests.index.places import WITHIN_S, running, until
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.live
 
 W0 = PlaceId("w0")
 
@@ -53,7 +53,7 @@ async def test_after_standing_still_longer_than_places_live_nobody_announces_ane
     own_redis_server: EmbeddedServer,
 ) -> None:
     settings = IndexSettings(
-        url=own_redis_server.url, ttl_s=0.5, poll_s=0.05, request_timeout_s=10.0
+        url=own_redis_server.url, ttl_s=1.0, poll_s=0.05, request_timeout_s=20.0
     )
     async with running(settings) as index:
         for name in ("w0", "w1"):
@@ -105,7 +105,7 @@ async def test_pages_that_redis_drops_alone_are_written_anew(index_settings: Ind
         keys = PlaceKeys(index_settings.key_prefix, W0)
         await index.redis.delete(keys.pages("1.1"))
         await until(lambda: place.snapshots == 2, "announcing anew")
-        assert await place.publisher.flushed(10)
+        assert await place.publisher.flushed(WITHIN_S)
         await index.settled()
         await until(lambda: place.publisher.mode is IndexMode.OK, "announced")
         assert await index.redis.hlen(keys.pages("1.2")) == 10
@@ -153,7 +153,7 @@ async def test_a_stream_is_bounded_by_its_changes_too(index_settings: IndexSetti
         place = await index.join("w0")
         for start in range(0, 10_000, 250):
             place.store(*range(start, start + 250))
-            assert await place.publisher.flushed(10)
+            assert await place.publisher.flushed(WITHIN_S)
         keys = PlaceKeys(settings.key_prefix, W0)
         assert await index.redis.xlen(keys.stream) <= 6
         await index.settled()
@@ -190,7 +190,7 @@ async def test_a_place_that_nobody_wants_any_more_is_not_read_into_the_mirror(
         keys = PlaceKeys(index_settings.key_prefix, W0)
         for with_pages in (True, False):
             mirror = Mirror()
-            reader = PlaceReader(index.redis, mirror, limit_s=5.0, with_pages=with_pages)
+            reader = PlaceReader(index.redis, mirror, limit_s=WITHIN_S, with_pages=with_pages)
             assert await reader.read(keys, lambda: False) is None
             assert mirror.places() == {}
             mirror.check()

@@ -54,7 +54,6 @@ async def _refused(url: str) -> set[str]:
 
 
 @pytest.mark.live
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("url", "words"),
     [
@@ -81,7 +80,6 @@ async def test_what_keeps_redis_from_being_reached_is_said_with_the_setting(
 
 
 @pytest.mark.live
-@pytest.mark.timeout(120)
 async def test_what_is_wrong_with_a_certificate_is_said_with_the_setting(
     own_redis_server: EmbeddedServer, tmp_path: Path
 ) -> None:

@@ -7,7 +7,7 @@ from pie.index.mirror import Mirror
 from pie.index.settings import IndexSettings
 from tests.index.places import running, until
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.live
 
 
 async def test_what_one_mirror_learns_of_a_page_the_other_learns_from_the_same_event(

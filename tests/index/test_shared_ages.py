@@ -169,7 +169,10 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(STEPS)
 def test_whatever_the_clock_does_redis_gives_what_one_process_would(
     index_settings: IndexSettings, steps: list[tuple[int, float, Triple, Triple]]

@@ -209,7 +209,7 @@ async def test_closing_ends_where_a_cancellation_is_lost() -> None:
 
     behind = Behind(shelf, drop)
     behind.put("a", b"x")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(50):
         await shelf.asked.wait()
         await behind.close()
     assert dropped == 1

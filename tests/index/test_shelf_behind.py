@@ -62,7 +62,7 @@ async def test_the_first_are_dropped_and_counted_where_nobody_takes_them() -> No
     await asyncio.sleep(0.1)
     shelf.is_away = False
     behind.put("small", b"x")
-    for _ in range(500):
+    for _ in range(3_000):
         if not behind:
             break
         await asyncio.sleep(0.02)

@@ -18,9 +18,9 @@ from pie.index.names import PlaceKeys, places_key
 from pie.index.reading import parse_masks
 from pie.index.settings import IndexSettings
 from pie.page.events import Epoch, PageStored, PlaceId
-from tests.index.places import Index, Place, running, until
+from tests.index.places import WITHIN_S, Index, Place, running, until
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.live
 
 W0, W1, W9 = PlaceId("w0"), PlaceId("w1"), PlaceId("w9")
 Damage = Callable[[redis.asyncio.Redis, IndexSettings, PlaceKeys], Awaitable[object]]
@@ -159,7 +159,7 @@ async def test_a_place_that_mends_nothing_is_left_out_alone_and_said_once(
         await feed.start()
         for number in range(100, 120):
             place.store(number)
-            assert await place.publisher.flushed(10)
+            assert await place.publisher.flushed(WITHIN_S)
         for seen in (mirror, index.mirror):
             await until(_equal(seen, place), "w0 is followed")
             assert seen.mode is not IndexMode.DEGRADED

@@ -29,6 +29,7 @@ from pie.router.conversations import Conversations
 from pie.router.demand import Demand
 from pie.router.ordering import Ordering
 from pie.router.overview import Overview
+from tests.index.places import WITHIN_S
 from tests.support.redis_server import index_settings, redis_server, redis_url
 
 __all__ = ["index_settings", "redis_server", "redis_url"]
@@ -151,7 +152,7 @@ async def test_a_table_that_cannot_be_read_is_written_anew_and_told_once(
         for junk in (None, b"{not json", b'{"seq":1,"copies":{"zz":2}}'):
             if junk is not None:
                 client.set(keys.copies, junk)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(WITHIN_S):
                 while client.type(keys.copies) != b"string" or not _table(client, keys).readable:  # noqa: ASYNC110 - Redis tells nobody
                     await asyncio.sleep(0.05)
     finally:

@@ -41,7 +41,10 @@ SCORES = st.sampled_from([0.0, -1.0, 0.5, 1e15, 1e16, 1e300, float("inf"), float
 MINE = "MINE"
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=50,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(
     st.dictionaries(st.sampled_from(["requests", "tokens", "by:", "by:a", f"by:{MINE}"]), TEXTS),
     st.dictionaries(st.sampled_from(["a", MINE, ""]), TEXTS),

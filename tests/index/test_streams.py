@@ -8,7 +8,7 @@ from pie.index.client import make_async_client
 from pie.index.settings import IndexSettings
 from pie.index.streams import EVENTS_AT_ONCE, waiter_for
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.live
 
 
 @pytest.mark.parametrize("places", [1, 4, EVENTS_AT_ONCE, 2 * EVENTS_AT_ONCE + 3])

@@ -14,8 +14,10 @@ import pytest
 from openai import AsyncOpenAI
 
 from pie.index.settings import IndexSettings
+from pie.policies.aside import AsidePolicy
 from pie.policies.policy_set import PolicySet, PolicySpec
 from pie.policies.routing import RoutingPolicy
+from pie.policies.routing_aside import AsideRouting
 from pie.router.service import RouterService
 from pie.router.settings import RouterSettings
 from pie.tokens.tokenizer import Tokenizer
@@ -25,7 +27,23 @@ from tests.support.redis_server import index_settings, redis_server, redis_url
 
 __all__ = ["index_settings", "redis_server", "redis_url"]
 
-WAIT_S = 20.0
+WAIT_S = 60.0
+"""Longest wait for anything here; only a failing test waits so long."""
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a router would soon do without an answer, wait: on a busy machine all answers are late.
+
+    Tests of doing without make an answer that never comes, or set times of their own.
+    """
+    monkeypatch.setattr("pie.index.commons.ANSWER_S", WAIT_S)
+    monkeypatch.setattr("pie.router.quota._WAIT_S", WAIT_S)
+    monkeypatch.setattr("pie.router.conductor.DEADLINE_S", WAIT_S)
+    for aside in (AsideRouting, AsidePolicy):
+        defaults = aside.__init__.__kwdefaults__
+        assert defaults is not None
+        monkeypatch.setitem(defaults, "deadline_s", WAIT_S)
 
 
 @pytest.fixture(scope="session")
@@ -105,7 +123,7 @@ class Cluster:
 
     def openai(self, service: RouterService, **options: Any) -> AsyncOpenAI:
         """Return OpenAI's own client for a router."""
-        values: dict[str, Any] = {"api_key": "none", "max_retries": 0, "timeout": 30}
+        values: dict[str, Any] = {"api_key": "none", "max_retries": 0, "timeout": WAIT_S}
         client = AsyncOpenAI(base_url=f"{service.url}/v1", **(values | options))
         self._clients.append(client)
         return client
@@ -138,7 +156,7 @@ async def cluster(
 @pytest.fixture
 async def http() -> AsyncIterator[httpx.AsyncClient]:
     """A plain HTTP client."""
-    async with httpx.AsyncClient(timeout=30) as client:
+    async with httpx.AsyncClient(timeout=WAIT_S) as client:
         yield client
 
 

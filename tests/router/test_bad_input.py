@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from pie.router.service import RouterService
-from tests.router.conftest import Cluster
+from tests.router.conftest import WAIT_S, Cluster
 from tests.router.sockets import JSON, Clients
 
 pytestmark = pytest.mark.live
@@ -24,7 +24,7 @@ GOOD = {"model": "mock", "messages": [{"role": "user", "content": "hello"}]}
 @pytest.fixture
 async def router(cluster: Cluster) -> RouterService:
     cluster.mock("w0")
-    return await cluster.router(1, body_timeout_s=0.3)
+    return await cluster.router(1, body_timeout_s=WAIT_S, body_total_timeout_s=WAIT_S)
 
 
 def told(response: httpx.Response) -> dict[str, str]:
@@ -146,7 +146,7 @@ async def test_a_body_that_says_it_is_too_large_is_refused_unread(router: Router
         f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
         f"content-length: {100 * 2**20}\r\n\r\n".encode()
     )
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(WAIT_S):
         head = await reader.readuntil(b"\r\n\r\n")
     assert b" 413 " in head
     writer.close()
@@ -170,11 +170,12 @@ async def test_a_body_that_grows_too_large_is_refused_while_it_is_read(
     assert (await http.post(router.url + CHAT, json=GOOD)).status_code == 200
 
 
-async def test_a_body_that_does_not_come_is_given_up(router: RouterService) -> None:
+async def test_a_body_that_does_not_come_is_given_up(cluster: Cluster) -> None:
+    router = await cluster.router(0, body_timeout_s=0.3)
     host = urlsplit(router.url)
     reader, writer = await asyncio.open_connection(host.hostname, host.port)
     writer.write(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\n{JSON}content-length: 50\r\n\r\n{{".encode())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(WAIT_S):
         answer = await reader.read()
     assert b" 408 " in answer
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "request_timeout"

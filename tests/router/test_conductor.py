@@ -40,7 +40,7 @@ from pie.router.conversations import Conversations
 from pie.router.demand import Demand
 from pie.router.ordering import Ordering
 from pie.router.overview import Overview
-from tests.router.conftest import until
+from tests.router.conftest import WAIT_S, until
 from tests.support.redis_server import own_redis_server
 
 __all__ = ["own_redis_server"]
@@ -193,16 +193,16 @@ async def test_a_router_frozen_past_its_lease_orders_nothing_after_it(
     )
     try:
         # It stops itself in the middle of its second round, in which it would lower what its first one raised.
-        await until(lambda: psutil.Process(frozen.pid).status() == psutil.STATUS_STOPPED, 60)
+        await until(lambda: psutil.Process(frozen.pid).status() == psutil.STATUS_STOPPED)
         assert orders.table().by_key() == {GROUP: 3}
         overview = Paused()
         async with conducting(index_settings, overview, SetCopies(GROUP, 4, "hot")) as conductor:
             overview.go_on.set()
-            await until(lambda: orders.table().by_key() == {GROUP: 4}, 60)
+            await until(lambda: orders.table().by_key() == {GROUP: 4})
             assert conductor.leads
             frozen.send_signal(signal.SIGCONT)
             assert frozen.stdout is not None
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(WAIT_S):
                 assert await frozen.stdout.readline() == b"follows\n"
             assert conductor.leads
             assert orders.table().by_key() == {GROUP: 4}
@@ -253,7 +253,7 @@ async def test_policies_that_are_replaced_in_a_round_leave_what_comes_of_it(
 
 async def test_closing_ends_where_a_cancellation_is_lost(index_settings: IndexSettings) -> None:
     overview = Deaf()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WAIT_S):
         async with conducting(index_settings, overview):
             await until(lambda: overview.looks == 1)
 

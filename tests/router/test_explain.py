@@ -172,7 +172,7 @@ async def test_every_answer_names_its_request(cluster: Cluster, http: httpx.Asyn
 async def test_a_client_that_hung_up_is_told_of_too(
     cluster: Cluster, http: httpx.AsyncClient
 ) -> None:
-    cluster.mock("w0", token_delay_s=0.05)
+    cluster.mock("w0", token_delay_s=3600)
     router = await cluster.router(1)
     client = cluster.openai(router)
     stream = await client.chat.completions.create(**asked(), stream=True)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -21,8 +20,7 @@ from pie.router.turns import Turns
 from pie.router.workers import WorkerSet
 from pie.tokens.pieces import PieceMemory
 from pie.tokens.tokenizer import Tokenizer
-
-WAIT_S = 10.0
+from tests.router.conftest import until
 
 
 def record(place: str, folder: Path, digest: str, *, model: str = "m") -> PlaceRecord:
@@ -37,13 +35,6 @@ def record(place: str, folder: Path, digest: str, *, model: str = "m") -> PlaceR
         tokenizer_digest=digest,
         vocab_size=10,
     )
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < end_s
-        await asyncio.sleep(0.01)
 
 
 @pytest.fixture

@@ -31,7 +31,6 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.timeout(180)
 async def test_the_client_for_node_reads_answers_streams_and_errors(
     cluster: Cluster, node: Path
 ) -> None:

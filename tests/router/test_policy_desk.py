@@ -24,7 +24,7 @@ from pie.policies.policy_set import PolicySet
 from pie.policies.routing_plain import RoundRobinRouting
 from pie.router.key_file import KeyFile, write_key_file
 from tests.policies.bad_files import BAD_FILES, write_modules
-from tests.router.conftest import Cluster, until
+from tests.router.conftest import WAIT_S, Cluster, until
 from tests.support.redis_server import own_redis_server
 
 __all__ = ["own_redis_server"]
@@ -41,7 +41,7 @@ async def test_a_version_is_applied_and_the_router_runs_it(
         assert (before["version"], before["versions"]) == (0, [])
         applied = await client.post("/admin/policies", json={"text": GOOD, "note": "a test"})
         assert applied.json() == {"version": 1, "warnings": []}
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             while True:
                 report = (await client.get("/admin/policies")).json()
                 if [one["version"] for one in report["places"]] == [1]:
@@ -245,7 +245,7 @@ async def test_while_redis_stands_still_a_version_is_applied_or_not_and_a_senten
             assert server.pid is not None
             os.kill(server.pid, signal.SIGCONT)
             # What Redis was told before it stood still, it does afterwards.
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(WAIT_S):
                 while not await asyncio.to_thread(answers, desk):  # noqa: ASYNC110 - Redis tells nobody
                     await asyncio.sleep(0.05)
             assert len((await asyncio.to_thread(desk.report)).versions) == at

@@ -11,7 +11,7 @@ from pie.index.settings import IndexSettings
 from tests.router.conftest import Cluster, until
 from tests.support.redis_deployments import Servers
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.live
 
 
 @pytest.fixture

@@ -109,7 +109,6 @@ async def asked(cluster: Cluster, http: httpx.AsyncClient, examples: int, *, rep
     assert answered == statuses.keys() - silent, statuses
 
 
-@pytest.mark.timeout(120)
 async def test_nothing_that_the_document_names_makes_the_router_fail(
     cluster: Cluster, http: httpx.AsyncClient
 ) -> None:

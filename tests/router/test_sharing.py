@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from pie.index.client import make_client
 from pie.index.settings import IndexSettings
 from pie.index.shelf_sealed import sealed_name
@@ -20,9 +18,8 @@ __all__ = ["index_settings", "redis_server", "redis_url"]
 
 
 async def test_old_responses_leave_redis_though_nobody_puts_more(
-    index_settings: IndexSettings, monkeypatch: pytest.MonkeyPatch
+    index_settings: IndexSettings,
 ) -> None:
-    monkeypatch.setattr("pie.index.commons.ANSWER_S", 10.0)
     sharing = Sharing(
         RouterSettings(kept_s=1.0),
         index_url=index_settings.url,

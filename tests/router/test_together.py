@@ -32,13 +32,6 @@ def keys(tmp_path: Path) -> Keys:
     return Keys(tmp_path / "keys.json")
 
 
-@pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine Redis answers later than routers wait, and each would have its own share."""
-    monkeypatch.setattr("pie.index.commons.ANSWER_S", 20.0)
-    monkeypatch.setattr("pie.router.quota._WAIT_S", 20.0)
-
-
 def refilled(per_minute: float, begun_s: float) -> float:
     """Return how much came in the meantime."""
     return (time.monotonic() - begun_s) * per_minute / 60

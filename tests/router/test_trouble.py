@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -196,14 +195,14 @@ async def test_readiness_comes_with_a_worker_and_goes_with_it(
     response = await http.get(router.url + "/ready")
     assert (response.status_code, response.json()["workers"]) == (200, 1)
     mock.kill()
-    await until(lambda: router.status().usable_workers == 0, 5)
+    await until(lambda: router.status().usable_workers == 0)
     assert (await http.get(router.url + "/ready")).status_code == 503
     response = await http.post(router.url + CHAT, json=GOOD)
     assert response.status_code == 503
 
 
-async def _hang_up(mock: MockWorker, url: str, *, stream: bool) -> float:
-    """Ask, hang up, and return how long it took until the worker was told, in seconds."""
+async def _hang_up(mock: MockWorker, url: str, *, stream: bool) -> None:
+    """Ask, hang up, and wait until the worker is told."""
     host = urlsplit(url)
     body = json.dumps(GOOD | {"stream": stream}).encode()
     reader, writer = await asyncio.open_connection(host.hostname, host.port)
@@ -216,23 +215,19 @@ async def _hang_up(mock: MockWorker, url: str, *, stream: bool) -> float:
     if stream:
         await reader.readuntil(b"content")
     cancels = len(mock.events("cancel"))
-    gone_at = time.time()
     writer.close()
     await until(lambda: len(mock.events("cancel")) > cancels)
-    cancelled_at = mock.events("cancel")[-1]["at"]
-    assert isinstance(cancelled_at, float)
-    return cancelled_at - gone_at
 
 
-async def test_a_client_that_hangs_up_frees_the_worker_within_100_ms(cluster: Cluster) -> None:
-    mock = cluster.mock("w0", token_delay_s=0.2)
+async def test_a_client_that_hangs_up_frees_the_worker_before_another_token(
+    cluster: Cluster,
+) -> None:
+    mock = cluster.mock("w0", token_delay_s=3600)
     router = await cluster.router(1)
     for stream in (True, False):
-        took_s = [await _hang_up(mock, router.url, stream=stream) for _ in range(3)]
-        # A machine that stands still may hold up some of them.
-        assert min(took_s) < 0.1
+        await _hang_up(mock, router.url, stream=stream)
     await until(lambda: router.status().in_flight == 0)
-    assert router.metrics.total(router.metrics.disconnects) == 6
+    assert router.metrics.total(router.metrics.disconnects) == 2
 
 
 async def test_a_slow_client_gets_everything_and_holds_up_nobody(cluster: Cluster) -> None:
@@ -300,24 +295,22 @@ async def test_draining_refuses_new_requests_and_waits_for_running_ones(
     router = await cluster.router(1)
     answer = asyncio.ensure_future(streamed(cluster.openai(router)))
     await until(lambda: bool(mock.events("generate")))
-    draining = asyncio.ensure_future(router.drain(10))
+    draining = asyncio.ensure_future(router.drain(WAIT_S))
     await asyncio.sleep(0.05)
     assert (await http.post(router.url + CHAT, json=GOOD)).status_code == 503
     assert await draining
     assert (await answer)[0] == REPLY
 
 
-async def test_closing_tells_clients_and_is_quick(cluster: Cluster) -> None:
+async def test_closing_tells_clients_and_waits_for_no_worker(cluster: Cluster) -> None:
     mock = cluster.mock("w0", silent=True)
     router = await cluster.router(1)
     client = cluster.openai(router)
     answer = asyncio.ensure_future(client.chat.completions.create(model="mock", messages=HELLO))
     await until(lambda: bool(mock.events("generate")))
-    began_s = time.monotonic()
     await router.close()
     with pytest.raises(openai.InternalServerError, match="stopping"):
         await answer
-    assert time.monotonic() - began_s < 3
 
 
 async def test_a_busy_port_is_said_in_one_sentence(cluster: Cluster) -> None:

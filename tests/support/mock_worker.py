@@ -63,6 +63,8 @@ from pie.wire.program_runs import (
 ROOT = Path(__file__).parents[2]
 REPLY = "The quick brown fox — naïve, “quoted” and 😀 — jumps over the lazy dog. "
 _PROGRAM_S = 0.05
+_DIES_S = 20.0
+_ENDS_S = 60.0
 
 
 class MockSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,12 +120,12 @@ class MockWorker:
     def kill(self) -> None:
         """End it as a crash would."""
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(_ENDS_S)
 
     def stop(self) -> None:
         """End it in order."""
         self.process.terminate()
-        self.process.wait(10)
+        self.process.wait(_ENDS_S)
 
     def freeze(self) -> None:
         """Let it live but do nothing."""
@@ -364,8 +366,11 @@ class _Mock:
         self._sent += sum(len(delta.token_ids) for delta in deltas)
         last = self._spec.die_after_tokens
         if last is not None and self._sent >= last:
-            # Let zmq hand over what a client is to have seen.
-            await asyncio.sleep(0.2)
+            # What a client is to have seen it has once it gives credit for it.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_DIES_S):
+                    while peer._credits.used != (0, 0) and not peer.is_gone:  # noqa: ASYNC110 - the other end makes it so
+                        await asyncio.sleep(0.01)
             os._exit(9)
 
     def _write(self, kind: str, **more: object) -> None:
