@@ -17,7 +17,7 @@ from pie.cluster.local_s3 import BUCKET, LocalS3
 from pie.index.server import EmbeddedServer
 from tests.support.ray_nodes import RayNodes
 from tests.support.s3_server import settings_for
-from tests.support.serving import Serving
+from tests.support.serving import LONG_S, Serving
 
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletionMessageParam
@@ -64,7 +64,7 @@ class Cluster:
         self.serving.wait_until_ready(workers=2)
 
     def ask(self, conversation: Conversation, worker: str) -> Answered:
-        with OpenAI(base_url=f"{self.serving.url}/v1", api_key="none", timeout=120) as client:
+        with OpenAI(base_url=f"{self.serving.url}/v1", api_key="none", timeout=LONG_S) as client:
             got = client.chat.completions.with_raw_response.create(
                 model="smollm2",
                 messages=conversation,
@@ -89,12 +89,12 @@ class Cluster:
 
     def gauges(self) -> list[dict[str, float]]:
         """Return what each pool node counts."""
-        nodes = httpx.get(f"{self.serving.url}/status", timeout=10).json()["pool"]
+        nodes = httpx.get(f"{self.serving.url}/status", timeout=LONG_S).json()["pool"]
         return [node["gauges"] | node["counters"] for node in nodes]
 
     def wait_until_kept(self) -> None:
         """Wait until all that was computed came to the nodes and is in the bucket."""
-        until_s = time.monotonic() + 60
+        until_s = time.monotonic() + LONG_S
         while True:
             nodes = self.gauges()
             came = sum(node.get("stored", 0) for node in nodes)

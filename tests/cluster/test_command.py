@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from pie.index.lease import Lease
-from tests.support.serving import PIE, Serving, environment
+from tests.support.serving import LONG_S, PIE, Serving, environment
 
 pytestmark = [pytest.mark.live, pytest.mark.xdist_group("command"), pytest.mark.timeout(300)]
 
@@ -132,7 +132,7 @@ def test_ended_at_any_moment_of_its_start_it_leaves_nothing_behind(
     finally:
         code = serving.stop(number)
     assert code == (-signal.SIGKILL if number == signal.SIGKILL else 0), serving.text
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + LONG_S
     while True:
         left = [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
         if not left and not list(temporary.iterdir()):

@@ -13,7 +13,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.support.serving import Serving
+from tests.support.serving import LONG_S, Serving
 
 pytestmark = [pytest.mark.live, pytest.mark.xdist_group("command"), pytest.mark.timeout(300)]
 
@@ -47,7 +47,7 @@ class Run:
 
     def wait_until_nothing_is_left(self) -> None:
         """Wait for its guard."""
-        deadline_s = time.monotonic() + 30
+        deadline_s = time.monotonic() + LONG_S
         while left := self.left():
             assert time.monotonic() < deadline_s, left
             time.sleep(0.1)
@@ -88,7 +88,7 @@ def test_a_guard_that_was_killed_is_replaced_and_without_ray_it_ends_with_a_sent
     run.serving.wait_until_said("guard     starting again")
     assert run.find("pie.cluster.guard") != guard
     run.find("/gcs_server").kill()
-    assert run.serving.process.wait(60) == 2, run.serving.text
+    assert run.serving.process.wait(LONG_S) == 2, run.serving.text
     assert run.serving.text.rstrip().splitlines()[-1].startswith("pie: Ray's gcs_server ended")
     assert not run.left()
 
@@ -115,7 +115,7 @@ def test_two_clusters_run_side_by_side_and_ctrl_c_or_a_kill_leaves_nothing_of_ei
     second = tmp_path / "second"
     second.mkdir()
     taken = Serving(second, {"PIE_CLUSTER__WORKERS": "1", "PIE_ROUTER__PORT": str(port)})
-    assert taken.process.wait(60) == 2
+    assert taken.process.wait(LONG_S) == 2
     taken.stop()
     assert f"127.0.0.1:{port} cannot be listened on" in taken.text
     with tempfile.TemporaryDirectory(prefix="pie", dir="/tmp") as name:
@@ -126,7 +126,7 @@ def test_two_clusters_run_side_by_side_and_ctrl_c_or_a_kill_leaves_nothing_of_ei
             assert list(other.temporary.iterdir())
             for one in (run.serving, other.serving):
                 body = {"model": "smollm2", "prompt": "Hello", "max_tokens": 2}
-                answer = httpx.post(f"{one.url}/v1/completions", json=body, timeout=60)
+                answer = httpx.post(f"{one.url}/v1/completions", json=body, timeout=LONG_S)
                 assert answer.is_success, answer.text
         finally:
             code = other.serving.stop(signal.SIGINT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -17,7 +18,7 @@ from openai import OpenAI
 
 from pie.inferlet.client import Where, run_upload
 from pie.inferlet.upload import Upload
-from tests.support.serving import Serving
+from tests.support.serving import LONG_S, Serving
 
 pytestmark = [pytest.mark.live, pytest.mark.xdist_group("faults"), pytest.mark.timeout(400)]
 
@@ -71,6 +72,19 @@ def worker_pid(serving: Serving, place: str) -> int:
     raise AssertionError(f"nobody listens for {place}")
 
 
+def wait_until_back(serving: Serving, place: str, before: int) -> None:
+    """Wait until a worker whose process was killed is up again, and the router knows both."""
+    deadline_s = time.monotonic() + LONG_S
+    while True:
+        # Nobody may listen there meanwhile, and who listened may not be there any more.
+        with contextlib.suppress(AssertionError, psutil.Error, httpx.HTTPError, StopIteration):
+            if worker_pid(serving, place) != before:
+                break
+        assert time.monotonic() < deadline_s, f"{place} is not back: {serving.text}{serving.logs()}"
+        time.sleep(0.2)
+    serving.wait_until_ready(workers=2)
+
+
 def ask(client: Any, text: str, **more: object) -> tuple[str, int]:
     answer = client.chat.completions.create(
         model="smollm2",
@@ -109,10 +123,10 @@ async def test_a_program_ends_with_its_worker_and_others_go_on(serving: Serving)
     async for last in streams[0]:
         assert last.type in ("running", "ended")
     assert (last.type, last.reason) == ("ended", "worker_lost")
-    _, left = psutil.wait_procs(programs, timeout=20)
+    _, left = psutil.wait_procs(programs, timeout=LONG_S)
     assert left == []
     path = f"{serving.url}/v1/inferlet-runs/{began[1][0].run}/messages"
-    async with httpx.AsyncClient(timeout=60) as http:
+    async with httpx.AsyncClient(timeout=LONG_S) as http:
         assert (await http.post(path, json={"text": "more"})).status_code == 200
         assert (await anext(streams[1])).text == "still there"
         assert (await http.post(path, json={"text": None})).status_code == 200
@@ -180,13 +194,13 @@ def test_a_killed_worker_comes_back_by_itself_and_others_go_on(
     thread = threading.Thread(target=load)
     thread.start()
     try:
-        time.sleep(1)
+        while not answers:
+            time.sleep(0.1)
         os.kill(before, signal.SIGKILL)
-        time.sleep(2)
-        serving.wait_until_ready(workers=2, timeout_s=120)
+        wait_until_back(serving, place, before)
     finally:
         stop.set()
-        thread.join(120)
+        thread.join(LONG_S)
     assert len(answers) > 2
     assert not lost
     assert worker_pid(serving, place) != before
@@ -197,12 +211,15 @@ def test_a_killed_worker_comes_back_by_itself_and_others_go_on(
 def test_pages_of_a_killed_worker_come_back_from_the_pool(serving: Serving, client: Any) -> None:
     place = httpx.get(f"{serving.url}/status").json()["workers"][0]["place"]
     here = {"extra_headers": {"x-pie-place": place}}
-    cold, _ = ask(client, LONG + "pool", **here)
-    time.sleep(2)
-    os.kill(worker_pid(serving, place), signal.SIGKILL)
-    time.sleep(2)
-    serving.wait_until_ready(workers=2, timeout_s=120)
-    warm, cached = ask(client, LONG + "pool", **here)
+    stored = serving.stored()
+    # No other test has asked so, and stored its pages.
+    text = f"To the pool. {LONG}"
+    cold, _ = ask(client, text, **here)
+    serving.wait_until_stored(stored + 20)
+    before = worker_pid(serving, place)
+    os.kill(before, signal.SIGKILL)
+    wait_until_back(serving, place, before)
+    warm, cached = ask(client, text, **here)
     assert cached > 300
     assert warm == cold
 
@@ -211,7 +228,7 @@ def test_a_killed_pool_node_costs_a_recompute_and_comes_back(serving: Serving, c
     kill(serving, "PoolActor")
     text, _ = ask(client, "Is anybody there?")
     assert text
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + LONG_S
     while time.monotonic() < deadline_s:
         if httpx.get(f"{serving.url}/status").json()["pool"]:
             return
@@ -236,17 +253,17 @@ def test_all_workers_down_is_503_with_retry_after_and_then_mended(
 ) -> None:
     for pid in serving.pids("WorkerActor"):
         os.kill(pid, signal.SIGKILL)
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + LONG_S
     while httpx.get(f"{serving.url}/ready").status_code != 503:
         assert time.monotonic() < deadline_s
         time.sleep(0.05)
     answer = httpx.post(
         f"{serving.url}/v1/chat/completions",
         json={"model": "smollm2", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
-        timeout=60,
+        timeout=LONG_S,
     )
     assert answer.status_code == 503
     assert float(answer.headers["retry-after"]) > 0
     assert answer.json()["error"]["message"]
-    serving.wait_until_ready(workers=2, timeout_s=120)
+    serving.wait_until_ready(workers=2)
     assert ask(client, "Back again?")[0]

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.serving import Serving
+from tests.support.serving import LONG_S, Serving
 
 pytestmark = [
     pytest.mark.soak,
@@ -95,7 +95,7 @@ def kept_busy(serving: Serving, place: str) -> Iterator[None]:
 
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(read)
-        assert has_begun.wait(60)
+        assert has_begun.wait(LONG_S)
         try:
             yield
             assert not reading.done(), "it was not busy any more"
@@ -106,7 +106,7 @@ def kept_busy(serving: Serving, place: str) -> Iterator[None]:
 
 def prefetched(serving: Serving, place: str) -> int:
     """Return how many pages a worker has brought near for requests that wait."""
-    workers = httpx.get(f"{serving.url}/status", timeout=30).json()["workers"]
+    workers = httpx.get(f"{serving.url}/status", timeout=LONG_S).json()["workers"]
     [counters] = [one["counters"] for one in workers if one["place"] == place]
     return int(counters["pages_prefetched"])
 
@@ -114,11 +114,11 @@ def prefetched(serving: Serving, place: str) -> int:
 def apply(serving: Serving, text: str) -> None:
     """Put policies in force, and wait until all places run them."""
     url = f"{serving.url}/admin/policies"
-    applied = httpx.post(url, json={"text": text}, timeout=60)
+    applied = httpx.post(url, json={"text": text}, timeout=LONG_S)
     applied.raise_for_status()
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + LONG_S
     while True:
-        places = httpx.get(url, timeout=30).json()["places"]
+        places = httpx.get(url, timeout=LONG_S).json()["places"]
         if {one["version"] for one in places} == {applied.json()["version"]}:
             return
         assert time.monotonic() < deadline_s, places
@@ -142,7 +142,7 @@ def test_the_pages_of_a_conversation_that_moves_follow_it(serving: Serving) -> N
     with ThreadPoolExecutor(1) as pool:
         with kept_busy(serving, "worker-1"):
             turn = pool.submit(ask, serving, "worker-1", f"{STORY} Then")
-            deadline_s = time.monotonic() + 60
+            deadline_s = time.monotonic() + LONG_S
             while not did(serving, "done", "worker-1"):
                 assert time.monotonic() < deadline_s, "nothing followed"
                 time.sleep(0.1)
@@ -163,7 +163,7 @@ def test_what_a_waiting_request_needs_comes_from_the_pool_by_the_defaults(servin
     with ThreadPoolExecutor(1) as pool:
         with kept_busy(serving, "worker-1"):
             turn = pool.submit(ask, serving, "worker-1", f"{story} Then")
-            deadline_s = time.monotonic() + 60
+            deadline_s = time.monotonic() + LONG_S
             while prefetched(serving, "worker-1") < before + pages - 1:
                 assert time.monotonic() < deadline_s, "nothing came near"
                 time.sleep(0.1)

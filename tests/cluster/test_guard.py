@@ -20,8 +20,6 @@ from pie.cluster.guard import MARK_VARIABLE, clean_up
 ANOTHER_RUN = f"another run {uuid.uuid4().hex}"
 """Of this process alone: a test elsewhere on this machine ends what carries its own."""
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -82,7 +80,7 @@ def bystander() -> Iterator[psutil.Process]:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + 50
     while not condition():
         assert time.monotonic() < deadline_s
         time.sleep(0.02)
@@ -173,6 +171,6 @@ def test_a_guard_whose_starter_is_gone_takes_nobody_elses_processes(
         f"a lost run {uuid.uuid4().hex}",
         str(folder),
     ]
-    subprocess.run(command, stdin=subprocess.DEVNULL, timeout=30, check=True)
+    subprocess.run(command, stdin=subprocess.DEVNULL, timeout=120, check=True)
     assert not ended(bystander)
     assert not folder.exists()

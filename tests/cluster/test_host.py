@@ -29,7 +29,7 @@ def host(raised: BaseException | None) -> Host:
         return Quiet(), "here"
 
     made = Host("one", start, expected=(ExpectedError,))
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + 60
     while made.state.phase is Phase.STARTING:
         assert time.monotonic() < deadline_s
         time.sleep(0.01)

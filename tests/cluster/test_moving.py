@@ -154,7 +154,9 @@ async def running(
 ) -> AsyncIterator[Running]:
     base = tmp_path_factory.mktemp("moving")
     folder = byte_tokenizer(base / "tokenizer").folder
-    index = IndexSettings(url=redis_server.url, key_prefix="moving", poll_s=0.05)
+    index = IndexSettings(
+        url=redis_server.url, key_prefix="moving", poll_s=0.05, request_timeout_s=20.0
+    )
     places = Places(index, model_folder(base, folder))
     await places.start()
     await places.pool()
@@ -162,7 +164,7 @@ async def running(
         RouterSettings(port=0, allow_place_header=True), index_url=index.url, index=index
     )
     await router.start()
-    async with httpx.AsyncClient(base_url=router.url, timeout=60) as http:
+    async with httpx.AsyncClient(base_url=router.url, timeout=WAIT_S) as http:
         one = Running(places, http)
         for name in WORKERS:
             one.start(name)

@@ -14,7 +14,7 @@ import httpx
 import openai
 import pytest
 
-from tests.support.serving import Serving
+from tests.support.serving import LONG_S, Serving
 
 pytestmark = [pytest.mark.live, pytest.mark.xdist_group("cluster"), pytest.mark.timeout(400)]
 
@@ -209,7 +209,7 @@ def test_a_worker_that_has_not_seen_a_prefix_loads_it_from_the_pool(
     names = [one["place"] for one in httpx.get(f"{cluster.url}/status").json()["workers"]]
     messages = [{"role": "system", "content": f"Pool. {LONG}"}, *FRANCE]
 
-    def ask(place: str) -> tuple[str, int, str]:
+    def ask(place: str) -> tuple[str, int, int, str]:
         raw = client.chat.completions.with_raw_response.create(
             model=model(client),
             messages=messages,
@@ -219,11 +219,13 @@ def test_a_worker_that_has_not_seen_a_prefix_loads_it_from_the_pool(
         )
         answer = raw.parse()
         cached = answer.usage.prompt_tokens_details.cached_tokens
-        return answer.choices[0].message.content, cached, raw.headers["x-pie-cached-from"]
+        pages = answer.usage.prompt_tokens // 16 - (cached + 1) // 16
+        return answer.choices[0].message.content, cached, pages, raw.headers["x-pie-cached-from"]
 
-    text, _, _ = ask(names[0])
-    time.sleep(2)  # Pages are written to the pool behind the answer.
-    moved_text, cached, source = ask(names[1])
+    before = cluster.stored()
+    text, _, pages, _ = ask(names[0])
+    cluster.wait_until_stored(before + pages)
+    moved_text, cached, _, source = ask(names[1])
     assert cached > 300
     assert source == f"pool={cached}"
     assert moved_text == text
@@ -298,7 +300,7 @@ def test_a_body_that_is_no_request_is_refused_in_openais_shape(
 
 def test_a_body_of_100_mb_is_refused_before_it_is_read(cluster: Serving) -> None:
     address = urlsplit(cluster.url)
-    with socket.create_connection((address.hostname, address.port), timeout=10) as connection:
+    with socket.create_connection((address.hostname, address.port), timeout=LONG_S) as connection:
         connection.sendall(
             b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
             b"content-length: 100000000\r\n\r\n"
@@ -316,7 +318,7 @@ def test_a_client_that_hangs_up_frees_its_slots(client: Any, cluster: Serving) -
     )
     next(iter(stream))
     stream.close()
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + LONG_S
     while True:
         workers = httpx.get(f"{cluster.url}/status").json()["workers"]
         if all(one["running"] == 0 for one in workers):

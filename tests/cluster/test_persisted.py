@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.serving import Serving
+from tests.support.serving import LONG_S, Serving
 
 pytestmark = [
     pytest.mark.soak,
@@ -37,7 +37,7 @@ def ask(serving: Serving, system: str, text: str, salt: str | None) -> int:
         "model": "smollm2",
         "max_tokens": 1,
     }
-    answer = httpx.post(f"{serving.url}/v1/chat/completions", json=body, timeout=120)
+    answer = httpx.post(f"{serving.url}/v1/chat/completions", json=body, timeout=LONG_S)
     return int(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
 
 
@@ -82,9 +82,9 @@ def test_a_named_prefix_is_warm_after_every_process_was_killed(tmp_path: Path) -
 
 
 def wait_until_in(serving: Serving, tier: str, pages: int) -> None:
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + LONG_S
     while True:
-        (worker,) = httpx.get(f"{serving.url}/status", timeout=5).json()["workers"]
+        (worker,) = httpx.get(f"{serving.url}/status", timeout=LONG_S).json()["workers"]
         if worker["gauges"].get(f"tier_pages.{tier}", 0) >= pages:
             return
         assert time.monotonic() < deadline_s, worker

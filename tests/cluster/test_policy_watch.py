@@ -203,7 +203,7 @@ def test_watching_needs_a_file_to_watch(tmp_path: Path) -> None:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline_s
         time.sleep(0.02)

@@ -25,7 +25,7 @@ from tests.pool.places import SamplePages, until
 from tests.support.pool_process import SECRET, PoolProcess
 from tests.support.serving import PIE
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.live
 
 COUNT = 16 * GROUP_PAGES
 SIZE = 32 << 10
@@ -83,7 +83,7 @@ class Pool:
     async def counts(self, name: str) -> dict[str, int | float]:
         client = WireClient(self.mirror.places()[PlaceId(name)].address, secret=SECRET)
         await client.start()
-        answer, _ = await client.request(AskStatus(new_request_id()), timeout_s=5)
+        answer, _ = await client.request(AskStatus(new_request_id()), timeout_s=30)
         await client.close()
         assert isinstance(answer, StatusReport)
         return {**answer.counters, **answer.gauges}
@@ -101,7 +101,7 @@ class Pool:
             moved = int((await self.counts(name))["moved"])
             return moved > GROUP_PAGES
 
-        await until(is_moving, limit_s=30)
+        await until(is_moving, limit_s=60)
         return moved
 
 

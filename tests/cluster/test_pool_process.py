@@ -30,7 +30,7 @@ from tests.pool.places import SamplePages, until
 from tests.support.pool_process import SECRET, PoolProcess
 from tests.support.serving import PIE
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.live
 
 Start = Callable[..., PoolProcess]
 
@@ -86,7 +86,7 @@ async def test_a_node_of_its_own_keeps_pages_and_ends_with_0(
     async def is_gone() -> bool:
         return not mirror.places()
 
-    await until(is_gone, limit_s=2)
+    await until(is_gone)
 
 
 async def test_a_second_node_of_a_name_refuses_and_the_first_serves_on(
@@ -241,9 +241,9 @@ async def test_a_node_whose_disk_hangs_at_the_start_ends_at_one_signal(
     node = PoolNode(PlaceId("slow"), settings, index_url=None, epoch=Epoch(1))
     process = pool_process._Process(PieConfig(), SECRET, print)
     starting = asyncio.create_task(process._start(node))
-    assert await asyncio.to_thread(began.wait, 10)
+    assert await asyncio.to_thread(began.wait, 60)
     process._signalled(signal.SIGTERM)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         assert await starting is None
         await node.close()
     over.set()

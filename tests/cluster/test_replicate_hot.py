@@ -59,7 +59,7 @@ class Hangs:
 
     def decide(self, view: ClusterView) -> Iterable[SetCopies]:
         self.asked += 1
-        self.over.wait(20)
+        self.over.wait(60)
         return ()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.serving import Serving
+from tests.support.serving import LONG_S, Serving
 
 pytestmark = [
     pytest.mark.soak,
@@ -50,19 +50,19 @@ def serving(tmp_path: Path) -> Iterator[Serving]:
 def ask(serving: Serving) -> int:
     """Ask for one token, and return how many pages of the prompt are full."""
     body = {"model": "smollm2", "prompt": PROMPT, "max_tokens": 1}
-    answer = httpx.post(f"{serving.url}/v1/completions", json=body, timeout=60)
+    answer = httpx.post(f"{serving.url}/v1/completions", json=body, timeout=LONG_S)
     answer.raise_for_status()
     return int(answer.json()["usage"]["prompt_tokens"]) // PAGE_TOKENS
 
 
 def held(serving: Serving) -> list[int]:
     """Return how many pages each node holds, as the router knows."""
-    nodes = httpx.get(f"{serving.url}/status", timeout=30).json()["pool"]
+    nodes = httpx.get(f"{serving.url}/status", timeout=LONG_S).json()["pool"]
     return sorted(sum(node["pages"].values()) for node in nodes)
 
 
 def wait_for(condition: Callable[[], bool], seen: Callable[[], object]) -> None:
-    deadline_s = time.monotonic() + 90
+    deadline_s = time.monotonic() + LONG_S
     while not condition():
         assert time.monotonic() < deadline_s, seen()
         time.sleep(0.2)
@@ -87,7 +87,7 @@ def test_a_hot_prompt_gets_copies_on_all_nodes_and_loses_them_when_it_is_cold(
         over.set()
         asking.join()
     wait_for(lambda: held(serving) == [0, 0, pages], lambda: held(serving))
-    told = httpx.get(f"{serving.url}/admin/policies/events", timeout=30).json()["events"]
+    told = httpx.get(f"{serving.url}/admin/policies/events", timeout=LONG_S).json()["events"]
     orders = [(one["action"], one["copies"]) for one in reversed(told)]
     assert orders[0][0] == "raise"
     assert ("raise", 3) in orders

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from pie.cluster.explain import fetch_explained
-from tests.support.serving import Serving
+from tests.support.serving import LONG_S, Serving
 
 
 def _converse(url: str, turns: int, last: str | None = None) -> str:
@@ -24,10 +24,10 @@ def _converse(url: str, turns: int, last: str | None = None) -> str:
             "max_output_tokens": 2,
             "previous_response_id": last,
         }
-        answer = httpx.post(f"{url}/v1/responses", json=body, timeout=60)
+        answer = httpx.post(f"{url}/v1/responses", json=body, timeout=LONG_S)
         assert answer.status_code == 200, answer.text
         last = str(answer.json()["id"])
-        assert httpx.get(f"{url}/v1/responses/{last}", timeout=60).json() == answer.json()
+        assert httpx.get(f"{url}/v1/responses/{last}", timeout=LONG_S).json() == answer.json()
         told = fetch_explained(url, "", last)
         assert told.path == "/v1/responses"
     assert last is not None
@@ -47,14 +47,14 @@ def test_one_of_two_routers_dies_and_the_other_goes_on(temporary: Path) -> None:
         last = ""
         for round_ in range(3):
             for _ in range(8):
-                answer = httpx.post(f"{serving.url}/v1/completions", json=ask, timeout=60)
+                answer = httpx.post(f"{serving.url}/v1/completions", json=ask, timeout=LONG_S)
                 assert answer.status_code == 200, (round_, answer.text)
             routers = serving.pids("RouterActor")
             if round_ == 0:
                 assert len(routers) == 2
                 last = _converse(serving.url, 8)
                 psutil.Process(routers[0]).kill()
-                psutil.Process(routers[0]).wait(10)
+                psutil.Process(routers[0]).wait(LONG_S)
             # Whichever of the two is gone: what it said last is known.
             last = _converse(serving.url, 2, last)
         serving.wait_until_said("router-0")

@@ -44,7 +44,6 @@ document.body.append(told)
 
 pytestmark = [
     pytest.mark.live,
-    pytest.mark.timeout(120),
     pytest.mark.skipif(BROWSER is None, reason="there is no chromium here"),
 ]
 
@@ -90,7 +89,7 @@ def test_its_plots_and_numbers_are_seen(tmp_path: Path, monkeypatch: pytest.Monk
         ],
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=240,
         check=True,
     ).stdout
     found = re.search(r'<pre id="told">(.*?)</pre>', shown, re.DOTALL)

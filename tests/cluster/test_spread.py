@@ -14,7 +14,7 @@ from openai import OpenAI
 
 from pie.index.server import EmbeddedServer
 from tests.support.ray_nodes import RayNodes, ray_nodes
-from tests.support.serving import Serving
+from tests.support.serving import LONG_S, Serving
 
 # Ray gives each of its nodes 30 s to start, which three at once beside other tests may not make.
 pytestmark = [
@@ -98,7 +98,7 @@ def ask(client: Any, question: str, worker: str) -> Answered:
 
 
 def pool_counters(serving: Serving) -> dict[str, dict[str, float]]:
-    status = httpx.get(f"{serving.url}/status", timeout=10).json()
+    status = httpx.get(f"{serving.url}/status", timeout=LONG_S).json()
     return {node["place"]: node["counters"] for node in status["pool"]}
 
 
@@ -108,7 +108,7 @@ def least_stored(serving: Serving) -> int:
     return min(stored) if len(stored) == 2 else 0
 
 
-def wait_for(what: str, holds: Any, limit_s: float = 30) -> None:
+def wait_for(what: str, holds: Any, limit_s: float = LONG_S) -> None:
     until_s = time.monotonic() + limit_s
     while not holds():
         assert time.monotonic() < until_s, what
@@ -150,7 +150,7 @@ def test_a_pool_node_that_is_killed_costs_no_page_that_has_a_copy(
     def is_back() -> bool:
         return len(pool_counters(serving)) == 2 and len(set(ray.pids("PoolActor")) - family) == 1
 
-    wait_for("Ray starts it again", is_back, 60)
+    wait_for("Ray starts it again", is_back)
     assert ask(client, question, "worker-0").text == cold.text
 
 

@@ -13,7 +13,7 @@ from pie.worker.programs.local import LocalEngine
 from pie.worker.settings import ModelSettings, ProgramSettings
 from tests.support.program_folder import reference_of, write_program_folder
 
-LIMITS = ProgramSettings(wall_s=60, cpu_s=30, output=ByteSize(1 << 20))
+LIMITS = ProgramSettings(wall_s=240, cpu_s=30, output=ByteSize(1 << 20))
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ from pie.router.settings import RouterSettings
 from pie.worker.service import WorkerService
 from pie.worker.settings import ModelSettings, ProgramSettings
 
-WAIT_S = 30.0
+WAIT_S = 120.0
 
 
 class Places:
@@ -56,7 +56,7 @@ class Places:
             index_url=self._index.url,
             address=f"ipc://{self._sockets}/{name}-{self._epoch}",
             epoch=Epoch(self._epoch),
-            programs=ProgramSettings(**({"allow": True, "wall_s": 60} | programs)),
+            programs=ProgramSettings(**({"allow": True, "wall_s": 240} | programs)),
         )
         self.workers.append(worker)
         await worker.start()
@@ -73,6 +73,21 @@ class Places:
         while not (self.router.status().usable_workers == workers and self.router.status().models):
             assert time.monotonic() < until_s
             await asyncio.sleep(0.02)
+
+    async def all_told(self) -> None:
+        """Wait until the router knows which pages workers hold."""
+        assert self.router is not None
+        mirror = self.router._mirror
+        async with asyncio.timeout(WAIT_S):
+            for worker in self.workers:
+                assert worker._publisher is not None
+                while True:
+                    keys, masks = await worker._publisher._gather()
+                    if mirror.masks(worker.record.place) == {
+                        bytes(key): int(mask) for key, mask in zip(keys, masks, strict=True)
+                    }:
+                        break
+                    await asyncio.sleep(0.02)
 
     async def close(self) -> None:
         if self.router is not None:

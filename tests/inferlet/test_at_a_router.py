@@ -22,7 +22,7 @@ from pie.inferlet.upload import upload_of
 from pie.router.key_file import editing
 from pie.worker.service import WorkerService
 from tests.inferlet import programs_to_send as programs
-from tests.inferlet.places import Places
+from tests.inferlet.places import WAIT_S, Places
 from tests.support.redis_server import redis_server
 
 __all__ = ["redis_server"]
@@ -41,7 +41,7 @@ async def places(
     """Two workers and a router."""
     before = torch.get_num_threads()
     index = IndexSettings(
-        url=redis_server.url, key_prefix="programs", ttl_s=2.0, poll_s=0.05, request_timeout_s=1.0
+        url=redis_server.url, key_prefix="programs", ttl_s=10.0, poll_s=0.05, request_timeout_s=20.0
     )
     places = Places(index, model_folder, tmp_path_factory.mktemp("cache"))
     await places.worker("worker-0")
@@ -54,12 +54,12 @@ async def places(
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def http(places: Places) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=places.url, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=places.url, timeout=WAIT_S) as client:
         yield client
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + 20
+    end_s = time.monotonic() + WAIT_S
     while not condition():
         assert time.monotonic() < end_s, "it did not become so in time"
         await asyncio.sleep(0.02)
@@ -103,8 +103,7 @@ async def test_a_program_runs_where_its_prefix_is(places: Places, http: httpx.As
                 assert worker == homes[name]
                 assert cached >= 64
             homes[name] = worker
-            # The index learns a moment later what was computed.
-            await asyncio.sleep(0.2)
+            await places.all_told()
     answer = await http.post(
         "/v1/chat/completions",
         json={
@@ -120,7 +119,7 @@ async def test_a_program_runs_where_its_prefix_is(places: Places, http: httpx.As
 async def test_what_it_begins_with_can_be_said(places: Places) -> None:
     turns = [{"role": "user", "content": f"three: {LONG}"}]
     first = await events(places, programs.answer, prompt=turns[0]["content"])
-    await asyncio.sleep(0.2)
+    await places.all_told()
     upload = upload_of(programs.wait)
     stream = run_upload(upload, Where(places.url), {"begins_with": turns})
     async with aclosing(stream):
@@ -138,7 +137,7 @@ async def test_a_salt_keeps_programs_of_tenants_apart(places: Places) -> None:
             prompt=f"salted: {LONG}",
         )
         assert least <= int(said[0]) <= most
-        await asyncio.sleep(0.2)
+        await places.all_told()
 
 
 async def test_pages_of_a_run_are_those_of_its_conversation(places: Places) -> None:
@@ -299,7 +298,9 @@ async def test_nobody_there_is_a_sentence() -> None:
 async def test_programs_are_off_unless_they_are_allowed(
     model_folder: Path, tmp_path: Path, redis_server: EmbeddedServer
 ) -> None:
-    index = IndexSettings(url=redis_server.url, key_prefix="off", ttl_s=2.0, poll_s=0.05)
+    index = IndexSettings(
+        url=redis_server.url, key_prefix="off", ttl_s=10.0, poll_s=0.05, request_timeout_s=20.0
+    )
     places = Places(index, model_folder, tmp_path)
     try:
         await places.worker("worker-0", allow=False)
@@ -313,7 +314,9 @@ async def test_programs_are_off_unless_they_are_allowed(
 async def test_when_its_worker_goes_the_program_ends_and_says_so(
     model_folder: Path, tmp_path: Path, redis_server: EmbeddedServer
 ) -> None:
-    index = IndexSettings(url=redis_server.url, key_prefix="goes", ttl_s=2.0, poll_s=0.05)
+    index = IndexSettings(
+        url=redis_server.url, key_prefix="goes", ttl_s=10.0, poll_s=0.05, request_timeout_s=20.0
+    )
     places = Places(index, model_folder, tmp_path)
     try:
         worker = await places.worker("worker-0", most=1)
@@ -333,7 +336,9 @@ async def test_when_its_worker_goes_the_program_ends_and_says_so(
 async def test_tenants_do_not_see_each_others_programs(
     model_folder: Path, tmp_path: Path, redis_server: EmbeddedServer
 ) -> None:
-    index = IndexSettings(url=redis_server.url, key_prefix="tenants", ttl_s=2.0, poll_s=0.05)
+    index = IndexSettings(
+        url=redis_server.url, key_prefix="tenants", ttl_s=10.0, poll_s=0.05, request_timeout_s=20.0
+    )
     places, keys = Places(index, model_folder, tmp_path), []
     for tenant, tokens in (("one", None), ("two", None), ("three", 1000)):
         with editing(tmp_path / "keys.json") as edited:

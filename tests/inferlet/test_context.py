@@ -15,7 +15,7 @@ from pie.tokens.template import ChatTemplate
 from pie.tokens.tokenizer import Tokenizer
 from pie.worker.programs.local import LocalEngine
 from pie.worker.programs.process import EndReason
-from tests.inferlet.running import run, start, until_idle
+from tests.inferlet.running import ENDS_S, run, start, until_idle
 from tests.support.masked import masked
 from tests.support.program_folder import EOS
 
@@ -376,7 +376,7 @@ async def test_a_program_and_its_client_talk(local: LocalEngine) -> None:
     for text in ("a", "b"):
         assert running.tell(text)
     running.tell(None)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(ENDS_S):
         ended = await running.ended
     assert said == ["A", "B"]
     assert ended.result == "['a', 'b'] None"

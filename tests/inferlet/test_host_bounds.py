@@ -42,7 +42,7 @@ class SilentEngine:
         self.commands: list[ProgramCommand] = []
         self.said: list[str] = []
         inner = local.host
-        settings = ProgramSettings(memory=ByteSize(1 << 30), wall_s=60, output=ByteSize(64_000))
+        settings = ProgramSettings(memory=ByteSize(1 << 30), wall_s=240, output=ByteSize(64_000))
         self.host = ProgramHost(
             self.commands.append, inner._tokenizer, None, inner._facts, settings, inner._grammars
         )

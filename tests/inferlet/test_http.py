@@ -12,7 +12,7 @@ import pytest
 from pie.worker.programs.local import LocalEngine
 from pie.worker.programs.web import Web
 from pie.worker.settings import ProgramSettings
-from tests.inferlet.running import run, start
+from tests.inferlet.running import ENDS_S, run, start
 from tests.support.web_server import web_server
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -102,10 +102,10 @@ async def test_a_program_that_ends_gives_up_what_it_asked(local: LocalEngine) ->
                 """,
                 origin=server.origin(),
             )
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(ENDS_S):
                 while not server.asked:  # noqa: ASYNC110 - another thread's
                     await asyncio.sleep(0.02)
             running.cancel()
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(ENDS_S):
                 await running.ended
             assert not running.errands._tasks

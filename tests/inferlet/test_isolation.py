@@ -16,7 +16,7 @@ from pie.worker.programs.host import TooManyPrograms
 from pie.worker.programs.local import LocalEngine
 from pie.worker.programs.process import EndReason
 from pie.worker.settings import ProgramSettings
-from tests.inferlet.running import run, start, until_idle
+from tests.inferlet.running import ENDS_S, run, start, until_idle
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -116,7 +116,7 @@ async def test_an_endless_loop_ends_with_its_time(local: LocalEngine) -> None:
 
 
 async def test_cpu_time_is_limited(local: LocalEngine) -> None:
-    with limits(local, cpu_s=2):
+    with limits(local, cpu_s=1):
         ran = await run(local, "async def main(ctx):\n    while True: pass\n")
         deaf = await run(
             local,
@@ -204,7 +204,7 @@ async def test_another_programs_working_sets_are_not_to_be_named(local: LocalEng
     )
     assert ran.result == "298"
     waiting.tell(None)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(ENDS_S):
         assert (await waiting.ended).result == "51"
 
 
@@ -232,7 +232,7 @@ async def test_killed_at_any_moment_a_program_leaves_nothing(
     await asyncio.sleep(after_s)
     assert running.process._process is not None
     os.kill(running.process._process.pid, signal.SIGKILL)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(ENDS_S):
         ended = await running.ended
     assert ended.reason is EndReason.DIED
     assert "signal 9" in ended.error
@@ -243,7 +243,7 @@ async def test_killed_at_any_moment_a_program_leaves_nothing(
 async def test_a_program_that_is_cancelled_says_so(local: LocalEngine) -> None:
     running = await start(local, "async def main(ctx):\n    await ctx.listen()\n")
     running.cancel()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(ENDS_S):
         assert (await running.ended).reason is EndReason.CANCELLED
 
 
@@ -266,5 +266,5 @@ async def test_no_more_programs_run_than_may(local: LocalEngine) -> None:
         with pytest.raises(TooManyPrograms, match="1 programs run already"):
             await start(local, GOOD)
     first.cancel()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(ENDS_S):
         await first.ended

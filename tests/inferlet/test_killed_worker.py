@@ -24,8 +24,8 @@ def test_a_program_does_not_outlive_its_worker(model_folder: Path, tmp_path: Pat
         assert len(programs) == 1
     finally:
         worker.kill()
-        worker.wait(30)
+        worker.wait(60)
         if worker.stdout is not None:
             worker.stdout.close()
-    gone, left = psutil.wait_procs(programs, timeout=20)
+    gone, left = psutil.wait_procs(programs, timeout=60)
     assert (len(gone), left) == (1, [])

@@ -13,7 +13,7 @@ from pie.index.settings import IndexSettings
 from tests.support.serving import PIE
 
 SECRET = bytes(range(32))
-START_S = 60.0
+START_S = 120.0
 
 
 def secret_file(folder: Path) -> Path:
@@ -88,7 +88,7 @@ class PoolProcess:
         """Send it a signal."""
         self.process.send_signal(number)
 
-    def wait(self, limit_s: float = 30) -> int:
+    def wait(self, limit_s: float = START_S) -> int:
         """Wait until it ends, and return its exit code."""
         return self.process.wait(limit_s)
 
@@ -96,4 +96,4 @@ class PoolProcess:
         """Kill it, if it still runs."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
-            self.process.wait(10)
+            self.process.wait(START_S)

@@ -18,6 +18,8 @@ import psutil
 
 PIE = [sys.executable, "-m", "pie.cluster"]
 START_TIMEOUT_S = 240.0
+LONG_S = 180.0
+"""Longest wait for what takes seconds at most; only a failing test waits so long."""
 
 SMALL: Mapping[str, str] = {
     "PIE_ROUTER__PORT": "0",
@@ -81,14 +83,14 @@ class Serving:
             assert time.monotonic() < deadline_s, f"no {words!r} in time: {self.text}{self.logs()}"
             time.sleep(0.05)
 
-    def wait_until_ready(self, workers: int | None = None, timeout_s: float = 60.0) -> None:
+    def wait_until_ready(self, workers: int | None = None, timeout_s: float = LONG_S) -> None:
         """Wait until the router answers, and knows so many ready workers."""
         deadline_s = time.monotonic() + timeout_s
         while time.monotonic() < deadline_s:
             with contextlib.suppress(httpx.HTTPError):
-                answer = httpx.get(f"{self.url}/status", timeout=5)
+                answer = httpx.get(f"{self.url}/status", timeout=20)
                 # A router knows its workers before it has their tokenizer.
-                if httpx.get(f"{self.url}/ready", timeout=5).is_success and answer.is_success:
+                if httpx.get(f"{self.url}/ready", timeout=20).is_success and answer.is_success:
                     ready = [w for w in answer.json()["workers"] if w["state"] == "ready"]
                     if len(ready) >= (workers or 1):
                         return
@@ -112,20 +114,20 @@ class Serving:
                 return child.pid
         raise AssertionError("no index server")
 
-    def wait_until_status(self, name: str, value: object, timeout_s: float = 60.0) -> None:
+    def wait_until_status(self, name: str, value: object, timeout_s: float = LONG_S) -> None:
         """Wait until the router's status has `value` under `name`."""
         deadline_s = time.monotonic() + timeout_s
-        while (seen := httpx.get(f"{self.url}/status", timeout=5).json()[name]) != value:
+        while (seen := httpx.get(f"{self.url}/status", timeout=LONG_S).json()[name]) != value:
             assert time.monotonic() < deadline_s, f"{name} is {seen}: {self.text}{self.logs()}"
             time.sleep(0.1)
 
-    def wait_until_kept(self, timeout_s: float = 60.0) -> None:
+    def wait_until_kept(self, timeout_s: float = LONG_S) -> None:
         """Wait until all pages of the pool are in its bucket."""
         deadline_s = time.monotonic() + timeout_s
         seen: list[tuple[float, ...]] = []
         names = ("pages.pool_ram", "pages.pool_object", "object_buffered_bytes")
         while True:
-            gauges = httpx.get(f"{self.url}/status", timeout=5).json()["pool"][0]["gauges"]
+            gauges = httpx.get(f"{self.url}/status", timeout=LONG_S).json()["pool"][0]["gauges"]
             seen.append(tuple(gauges.get(name, 0) for name in names))
             # Twice the same: workers send what they have made a moment later.
             if len(seen) > 3 and len(set(seen[-3:])) == 1 and 0 < seen[-1][0] <= seen[-1][1]:
@@ -134,12 +136,27 @@ class Serving:
             assert time.monotonic() < deadline_s, f"{names} were {seen[-5:]}: {self.logs()}"
             time.sleep(0.3)
 
+    def stored(self) -> int:
+        """Return how many pages the pool has been given."""
+        nodes = httpx.get(f"{self.url}/status", timeout=LONG_S).json()["pool"]
+        return sum(int(node["counters"].get("stored", 0)) for node in nodes)
+
+    def wait_until_stored(self, count: int, timeout_s: float = LONG_S) -> None:
+        """Wait until the pool has been given so many pages: workers send them behind their answers."""
+        deadline_s = time.monotonic() + timeout_s
+        seen: list[int] = []
+        # Until no more come, too: some may be of earlier requests.
+        while len(seen) < 4 or len(set(seen[-4:])) > 1 or seen[-1] < count:
+            assert time.monotonic() < deadline_s, f"{seen} of {count}: {self.text}{self.logs()}"
+            seen.append(self.stored())
+            time.sleep(0.3)
+
     def logs(self) -> str:
         """Return the parts' log files."""
         files = sorted((self.folder / "logs").glob("*.log"))
         return "".join(f"\n--- {file.name}\n{file.read_text()[-4000:]}" for file in files)
 
-    def stop(self, number: int = signal.SIGTERM, timeout_s: float = 60.0) -> int:
+    def stop(self, number: int = signal.SIGTERM, timeout_s: float = LONG_S) -> int:
         """Send a signal and return the exit code."""
         family: list[psutil.Process] = []
         if self.process.poll() is None:
@@ -151,7 +168,7 @@ class Serving:
             self.process.kill()
             self.process.wait()
             # What a signal ends at once, the guard cleans up a little later.
-            psutil.wait_procs(family, timeout=20)
+            psutil.wait_procs(family, timeout=60)
             self._reader.join(10)
             assert self.process.stdout is not None
             self.process.stdout.close()
