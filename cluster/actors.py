@@ -19,7 +19,7 @@ from pie.cluster.pool_process import new_node
 from pie.index.epochs import next_epoch
 from pie.index.settings import IndexSettings
 from pie.page.events import Epoch, PlaceId
-from pie.policies.errors import PolicyFileError
+from pie.policies.errors import PolicyFileError, PolicyLateError
 from pie.policies.loader import PolicyText
 from pie.pool.errors import PoolError
 from pie.pool.settings import PoolSettings
@@ -55,7 +55,14 @@ def _host(
     name: str, start: Callable[[Progress], Awaitable[tuple[Service, str]]], error: type[Exception]
 ) -> Host:
     """Run a service, which has this process for itself."""
-    return Host(name, start, expected=(error, PolicyFileError), settle=keep_pauses_short)
+    return Host(
+        name,
+        start,
+        expected=(error, PolicyFileError),
+        # The file was good when the cluster started: a module that takes long now is no reason to end all of it.
+        passing=(PolicyLateError,),
+        settle=keep_pauses_short,
+    )
 
 
 class ServiceActor:

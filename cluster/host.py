@@ -63,6 +63,7 @@ class Host:
         name: For the thread and the log.
         start: Builds and starts the service; it returns the service and its address.
         expected: Errors of `start` whose message is meant for a person.
+        passing: Those of them that may be over at another start.
         settle: Called once it has started, before anybody waits for it.
     """
 
@@ -72,12 +73,14 @@ class Host:
         start: Callable[[Progress], Awaitable[tuple[Service, str]]],
         *,
         expected: tuple[type[Exception], ...] = (),
+        passing: tuple[type[Exception], ...] = (),
         settle: Callable[[], None] = lambda: None,
     ) -> None:
         self._name = name
         self._settle = settle
         self._start = start
         self._expected = expected
+        self._passing = passing
         self._state = State(Phase.STARTING)
         self._service: Service | None = None
         self._loop = uvloop.new_event_loop()
@@ -126,7 +129,8 @@ class Host:
         try:
             self._service, address = await self._start(self._progress)
         except self._expected as error:
-            self._state = State(Phase.FAILED, str(error))
+            is_expected = not isinstance(error, self._passing)
+            self._state = State(Phase.FAILED, str(error), expected=is_expected)
         except GeneratorExit:  # The loop is gone.
             raise
         # What a user's module may raise would end the loop and leave the state as it is for ever.

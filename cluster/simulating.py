@@ -20,7 +20,7 @@ from rich.table import Table
 from pie.cluster.config import load_config
 from pie.cluster.errors import SimulationError
 from pie.cluster.printing import new_table, printer
-from pie.policies.errors import PolicyFileError
+from pie.policies.errors import PolicyError
 
 if TYPE_CHECKING:
     from pie.simulator.command import SimulateOptions
@@ -139,7 +139,7 @@ def simulate(
             html_file=html_file,
         )
         _simulate(options, console)
-    except (SimulatorError, PolicyFileError) as error:
+    except (SimulatorError, PolicyError) as error:
         raise SimulationError(str(error)) from error
 
 

@@ -22,13 +22,16 @@ class Quiet:
     async def close(self) -> None: ...
 
 
+class PassingError(ExpectedError): ...
+
+
 def host(raised: BaseException | None) -> Host:
     async def start(_progress: Progress) -> tuple[Service, str]:
         if raised is not None:
             raise raised
         return Quiet(), "here"
 
-    made = Host("one", start, expected=(ExpectedError,))
+    made = Host("one", start, expected=(ExpectedError,), passing=(PassingError,))
     deadline_s = time.monotonic() + 60
     while made.state.phase is Phase.STARTING:
         assert time.monotonic() < deadline_s
@@ -59,4 +62,10 @@ def test_whatever_a_start_raises_is_a_failure(error: BaseException) -> None:
 def test_an_expected_error_speaks_for_itself() -> None:
     one = host(ExpectedError("mend it"))
     assert (one.state.detail, one.state.expected) == ("mend it", True)
+    one.stop(0)
+
+
+def test_what_may_be_over_at_another_start_ends_no_cluster() -> None:
+    one = host(PassingError("it takes long"))
+    assert (one.state.detail, one.state.expected) == ("it takes long", False)
     one.stop(0)

@@ -14,6 +14,18 @@ TRACE = "arrival_s,prompt_tokens,output_tokens,session\n" + "".join(
     f"{at * 0.3},{600 + 40 * at},20,s{at % 2}\n" for at in range(20)
 )
 
+ONCE = """
+class Once:
+    made = 0
+
+    def __init__(self):
+        Once.made += 1
+        if Once.made > 1:
+            raise ValueError("no second one")
+
+    def choose(self, request, workers): ...
+"""
+
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -21,6 +33,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "trace.csv").write_text(TRACE)
     (tmp_path / "even.yaml").write_text("cluster: {routing: round-robin}")
     (tmp_path / "bad.yaml").write_text("worker: {retention: lruu}\ncluster: 3")
+    (tmp_path / "once.yaml").write_text("cluster: {routing: 'once:Once'}")
+    (tmp_path / "once.py").write_text(ONCE)
     (tmp_path / f"{LONG}.yaml").write_text("cluster: {routing: least-loaded}")
     return tmp_path
 
@@ -59,6 +73,10 @@ def test_two_policy_files_are_compared_and_written(folder: Path) -> None:
         (("--trace", "trace.csv", "--policies", "bad.yaml"), "pie: bad.yaml:2:10: cluster: "),
         (("--trace", "trace.csv", "--cost", "even.yaml"), "even.yaml: is not a cost model"),
         (("--calibrate", "--at", "http://127.0.0.1:9"), "no router answers at"),
+        (
+            ("--trace", "trace.csv", "--policies", "once.yaml"),
+            "pie: a new once:Once cannot be made: ValueError: no second one",
+        ),
     ],
 )
 @pytest.mark.usefixtures("folder")
