@@ -390,6 +390,12 @@ def _followed(desk: Desk, version: int, say: Say) -> bool:
             if report.version > version:
                 say(f"  {_overtaken(report)}")
                 return False
+            if is_over and report.version < version:
+                say(
+                    f"  it is in force no longer, for Redis has lost it: version {report.version} is; "
+                    "apply it again"
+                )
+                return False
             if is_over or all(version in (one.version, one.refused) for one in report.places):
                 return _is_everywhere(report.places, version, say)
         time.sleep(_LOOK_S)

@@ -11,7 +11,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -190,19 +189,30 @@ class Router:
         monkeypatch.setattr(Desk, "_ask", self.ask)
 
     def ask(
-        self, method: str, body: bytes | None, below: str = "", *, timeout_s: float = 0.0
-    ) -> bytes:
+        self,
+        method: str,
+        kind: type[object],
+        *,
+        below: str = "",
+        body: bytes | None = None,
+        timeout_s: float = 0.0,
+    ) -> object:
+        answer = self.answer(method, below)
+        assert type(answer) is kind
+        return answer
+
+    def answer(self, method: str, below: str) -> object:
         if method == "POST":
             if self.refuses:
                 raise ConfigError(self.refuses)
-            return msgspec.json.encode(Applied(3, self.warns))
+            return Applied(3, self.warns)
         if not below:
             self.reported += 1
             if not self.answers_again:
                 raise UnansweredError("it was asked and has not answered")
-            return msgspec.json.encode(self.report)
+            return self.report
         is_own = below == "/versions/0"
-        return msgspec.json.encode(PolicyText(3, self.own if is_own else self.text))
+        return PolicyText(3, self.own if is_own else self.text)
 
 
 def asked(*arguments: str) -> Result:
@@ -307,6 +317,19 @@ def test_who_is_overtaken_by_another_version_is_told_so_at_once(
         "  version 4 (theirs.yaml) was applied meanwhile, and is in force in its place",
     ]
     assert router.reported == 1 + (command == "rollback")
+
+
+def test_a_version_that_redis_has_lost_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pie.cluster.policy_edit._EVERYWHERE_S", 0.0)
+    Router(monkeypatch).report = PolicyReport(2, [], [PolicyPlaceLine("worker-0", 2, 0, "")])
+    done = put_in_force("apply", tmp_path)
+    assert done.exit_code == 1
+    assert done.stdout.splitlines() == [
+        "version 3 is in force",
+        "  it is in force no longer, for Redis has lost it: version 2 is; apply it again",
+    ]
 
 
 def test_where_nobody_says_which_places_run_a_version_that_is_in_force_the_exit_code_is_one(
