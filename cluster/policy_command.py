@@ -6,14 +6,16 @@ what a file may say (`pie.policies.loader`).
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from pie.cluster.errors import ConfigError
+from pie.policies.containing import is_builtin
 from pie.policies.errors import PolicyFileError
 from pie.policies.loader import PolicyText, load_policy_file, read_policy_file
-from pie.policies.policy_set import PolicySet, always, default_spec
+from pie.policies.policy_set import PolicySet, PolicySpec, always, default_spec
 from pie.policies.prefix_warnings import short_prefixes
 from pie.policies.registry import PolicyKind
 from pie.policies.saying import said
@@ -79,17 +81,35 @@ def in_force(file: Path | None) -> str:
     return "\n".join([first, *lines_of(policies)])
 
 
-def lines_of(policies: PolicySet) -> list[str]:
-    """Return a line about each policy and rule, defaults included."""
+def lines_of(policies: PolicySet, *, shortly: bool = False) -> list[str]:
+    """Return a line about each policy and rule, defaults included.
+
+    Args:
+        policies: The policies.
+        shortly: Leave out options of built-ins that are as they are without a word, so that equal policies have equal lines.
+    """
     lines = []
     for kind, spec in policies.all():
-        lines.append(f"  {kind:<12}{spec.name}{_options(spec.factory, spec.options)}")
+        said_of_it = _options(spec.factory, _unusual(spec) if shortly else spec.options)
+        lines.append(f"  {kind:<12}{spec.name}{said_of_it}")
     for number, rule in enumerate(policies.rules):
         options = _options(type(rule.action), rule.options)
         lines.append(f"  rule {number:<7}{rule.action_name}{options}; {rule.selector}")
     for name, prefix in policies.prefixes.named.items():
         lines.append(f"  prefix      {name}: {prefix}")
     return lines
+
+
+def _unusual(spec: PolicySpec) -> Mapping[str, object]:
+    """Return a policy's options, without those of a built-in that are what they are by default."""
+    if not is_builtin(spec.factory):
+        return spec.options
+    usual = inspect.signature(spec.factory).parameters
+    return {
+        name: value
+        for name, value in spec.options.items()
+        if name not in usual or usual[name].default != value
+    }
 
 
 def _options(kind: type[object], options: Mapping[str, object]) -> str:

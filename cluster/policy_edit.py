@@ -211,16 +211,24 @@ def roll_back(desk: Desk, to: int | None, say: Say) -> bool:
     """
     report = desk.report()
     if to is None:
-        to = max(
-            (one.version for one in report.versions if one.version < report.version), default=0
-        )
         if not report.version:
             raise ConfigError(["nothing was applied, so there is nothing to go back from"])
+        to = _another_before(desk, report)
     versions = {one.version for one in report.versions} | {0}
     if to not in versions:
         known = ", ".join(map(str, sorted(versions)))
         raise ConfigError([f"there is no version {to}; there are {known}"])
     return _applied(desk, desk.text(to) if to else None, f"rollback to {to}", f"version {to}", say)
+
+
+def _another_before(desk: Desk, report: PolicyReport) -> int:
+    """Return the latest version before the one in force that says something else; 0 where none does."""
+    now = desk.text(report.version)
+    before = (one.version for one in report.versions if one.version < report.version)
+    for version in sorted(before, reverse=True):
+        if desk.text(version) != now:
+            return version
+    return 0
 
 
 def history(desk: Desk) -> str:
@@ -345,9 +353,8 @@ def difference(desk: Desk, file: Path) -> Difference:
         before = _as_here(text, name, [file.absolute().parent, desk.folder])
     except PolicyFileError as error:
         raise ConfigError(error.told()) from error
-    lines = difflib.unified_diff(
-        lines_of(before), lines_of(policies), name, str(file), lineterm="", n=0
-    )
+    old, new = (lines_of(one, shortly=True) for one in (before, policies))
+    lines = difflib.unified_diff(old, new, name, str(file), lineterm="", n=0)
     return Difference("\n".join(lines), warned)
 
 

@@ -45,7 +45,10 @@ def simulate(
     ] = False,
     workers: Annotated[int, typer.Option(help="How many workers.")] = 4,
     pages: Annotated[int, typer.Option(help="Pages in a worker's device memory.")] = 4096,
-    page_tokens: Annotated[int, typer.Option(help="Tokens in a page.")] = 512,
+    page_tokens: Annotated[
+        int | None,
+        typer.Option(help="Tokens in a page; default what the trace was recorded with, else 512."),
+    ] = None,
     max_running: Annotated[int, typer.Option(help="Sequences that a worker runs at a time.")] = 256,
     step_tokens: Annotated[int, typer.Option(help="Most tokens of one step.")] = 2048,
     step_target_ms: Annotated[
@@ -119,7 +122,7 @@ def simulate(
                 workers=workers,
                 engine=EngineSpec(
                     pages=pages,
-                    page_tokens=page_tokens,
+                    page_tokens=512 if page_tokens is None else page_tokens,
                     max_running=max_running,
                     step_tokens=step_tokens,
                     step_target_ms=step_target_ms,
@@ -132,6 +135,7 @@ def simulate(
                 leaves=tuple(read_leave(one) for one in leave or ()),
                 seed=seed,
             ),
+            own_page_tokens=page_tokens is None,
             clients=clients,
             speed=speed,
             limit=limit,
@@ -146,21 +150,23 @@ def simulate(
 def _simulate(options: SimulateOptions, console: Console) -> None:
     from pie.simulator.command import simulate as run  # noqa: PLC0415
     from pie.simulator.ordered import orders_told  # noqa: PLC0415
+    from pie.simulator.verdict import verdict  # noqa: PLC0415
 
     began_s = time.perf_counter()
 
     def told(report: Report) -> None:
         nonlocal began_s
         now_s = time.perf_counter()
-        minute = 60 * report.requests / (now_s - began_s)
-        console.print(f"{report.name}: {now_s - began_s:.1f} s, {minute:,.0f} requests a minute")
+        console.print(f"{report.name}: simulated in {now_s - began_s:.1f} s")
         began_s = now_s
 
     def warned(warning: str) -> None:
         console.print(f"warning: {warning}", markup=False, soft_wrap=True)
 
-    reports = run(options, told, warned)
+    reports = run(options, told, warned, console.print)
     console.print(_table(reports))
+    for line in verdict(reports):
+        console.print(f"{line}.")
     for line in orders_told(reports):
         console.print(line)
     for file in (options.json_file, options.html_file):
@@ -180,6 +186,10 @@ def _calibrate(
     if file is None:
         console.print(text.decode().rstrip())
         return
+    console.print(
+        f"prefill of {model.prefill_tokens_per_s:,.0f} tokens a second, decode steps of "
+        f"{model.decode_step_ms:.1f} ms, {model.decode_sequence_ms:.1f} ms more for each further sequence"
+    )
     try:
         file.write_bytes(text)
     except OSError as error:
@@ -188,16 +198,19 @@ def _calibrate(
 
 
 def _table(reports: list[Report]) -> Table:
+    is_pooled = any("pool" in report.evicted_pages for report in reports)
     table = new_table(
-        "policies", "hit rate", "pool", "TTFT mean", "p50", "p90", "p99", "busiest/mean"
+        *("policies", "hit rate", *(["from pool"] if is_pooled else ())),
+        *("TTFT mean", "p50", "p90", "p99", "busiest worker"),
     )
     for report in reports:
         waits = report.ttft_s
+        pool = report.hit_rate_by_source.get("pool", 0.0)
         table.add_row(
             report.name,
             f"{report.hit_rate:.4f}",
-            f"{report.hit_rate_by_source.get('pool', 0.0):.4f}",
+            *([f"{pool:.4f}"] if is_pooled else ()),
             *(f"{seconds:.3f} s" for seconds in (waits.mean, waits.p50, waits.p90, waits.p99)),
-            f"{report.busiest_over_mean['computed_tokens']:.3f}",
+            f"{report.busiest_over_mean['computed_tokens']:.3f} × mean",
         )
     return table

@@ -67,7 +67,8 @@ def show_status(url: str, token: str, console: Console, trust: Trust = True) -> 
         console.print(f"policies  {policies}", markup=False)
     if status.policy_edit_refused:
         console.print(f"policies  {status.policy_edit_refused}", markup=False)
-    if status.policy_file_differs:
+    # What is refused cannot be applied either.
+    if status.policy_file_differs and not status.policy_edit_refused:
         console.print(f"policies  {status.policy_file_differs}", markup=False)
     for line in _failing(status):
         console.print(f"policies  {line}", markup=False)

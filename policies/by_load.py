@@ -20,7 +20,7 @@ from pie.policies.cluster_policy import ClusterView, Order, PlaceView, WantWorke
 from pie.policies.order_checks import MOST_WORKERS
 from pie.policies.units import Positive, Seconds, Share
 
-_FIRST = "so many were up at first"
+_AT_FIRST = "up at first"
 _BEFORE = "so many were wanted before"
 
 
@@ -78,11 +78,12 @@ class ByLoad:
                 if before is None and not workers:
                     continue
                 count = len(workers) if before is None else before.workers
-                reason = _FIRST if before is None else _inherited(before.reason)
+                reason = self._first(count) if before is None else _inherited(before.reason)
                 track = self._tracks[model] = _Track(self._bounded(count), reason, view.now_s)
-            if track.reason == _FIRST and self._bounded(len(workers)) > track.workers:
+            if track.reason.endswith(_AT_FIRST) and self._bounded(len(workers)) > track.workers:
                 # Of a cluster that starts, not all are up at first, and the load has asked for no fewer yet.
                 track.workers, track.since_s = self._bounded(len(workers)), None
+                track.reason = self._first(len(workers))
             if workers:
                 track.seen_s = view.now_s
                 count, reason = self.wanted(workers)
@@ -125,6 +126,16 @@ class ByLoad:
             named = "max" if bounded < wanted else "min"
             reason += f"; `{named}` is {bounded}"
         return bounded, reason
+
+    def _first(self, count: int) -> str:
+        """Return why a number is wanted before the load of a model with so many workers has asked for another."""
+        bounded = self._bounded(count)
+        if bounded == count:
+            return f"so many were {_AT_FIRST}"
+        named = "max" if bounded < count else "min"
+        return (
+            f"`{named}` is {bounded}, where {count} {'was' if count == 1 else 'were'} {_AT_FIRST}"
+        )
 
     def _bounded(self, workers: int) -> int:
         return min(max(workers, self._min), self._max)

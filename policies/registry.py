@@ -236,7 +236,8 @@ def _imported(name: str, folder: Path | None, work: Callable[[], ModuleType]) ->
             looked = (
                 f"in {folder} or on Python's path"
                 if folder is not None
-                else "on Python's path, and no policy file is configured that it could lie beside"
+                else "on Python's path, and no policy file is configured that it could lie beside: set "
+                "`[policies] file` in pie.toml and start anew, or install the module"
             )
             return f"there is no module {name!r} {looked}"
         return f"module {name!r} cannot be imported: {said_by(error)}"

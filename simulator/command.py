@@ -7,14 +7,16 @@ Covers the options, running each set of policies, and what is written. Does not 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
 
 from pie.policies.loader import load_policies, load_policy_file
+from pie.policies.policy_set import PolicySet
 from pie.policies.reading import read_some
 from pie.policies.registry import did_you_mean
+from pie.policies.saying import said
 from pie.simulator import peers
 from pie.simulator.cluster import ClusterSpec, SimulatedCluster
 from pie.simulator.cost_model import CostModel
@@ -40,6 +42,8 @@ class SimulateOptions:
     policies: Sequence[Path | None] = (None,)
     """Policy files; the built-ins where None."""
     cluster: ClusterSpec = field(default_factory=ClusterSpec)
+    own_page_tokens: bool = False
+    """Whether pages have the size that the trace was recorded with, where it says one."""
     clients: int | None = None
     """Clients that ask one request after the other; None for the trace's own times."""
     speed: float = 1.0
@@ -55,6 +59,7 @@ def simulate(
     options: SimulateOptions,
     report: Callable[[Report], None],
     warn: Callable[[str], None] = lambda _: None,
+    about: Callable[[str], None] = lambda _: None,
 ) -> list[Report]:
     """Try each set of policies, and write what is to be written.
 
@@ -62,6 +67,7 @@ def simulate(
         options: What is tried on what.
         report: Told of each set when it has been tried.
         warn: Told, before anything runs, of what in the trace or the files is likely not what was meant.
+        about: Told what was simulated, when all sets have been tried.
 
     Raises:
         SimulatorError: The trace cannot be read, or not be simulated so.
@@ -71,6 +77,10 @@ def simulate(
     options.cluster.check()
     sets = [load_policy_file(file) for file in options.policies]
     trace = read_trace(options.trace, limit=options.limit)
+    if options.own_page_tokens and trace.page_tokens:
+        engine = replace(options.cluster.engine, page_tokens=trace.page_tokens)
+        options = replace(options, cluster=replace(options.cluster, engine=engine))
+        options.cluster.check()
     for warning in trace.warnings:
         warn(f"{options.trace.name}: {warning}")
     names = _names(options.policies)
@@ -85,17 +95,17 @@ def simulate(
     for name, one in zip(names, meant, strict=True):
         for warning in one.warnings:
             warn(f"{name}: {warning}")
+    title = f"{options.trace.name}: {_counted(len(trace.requests), 'request')}"
+    setup = _setup(options)
     reports: list[Report] = []
     for name, one in zip(names, meant, strict=True):
         reports.append(run(name, trace, one, options))
         report(reports[-1])
-    title = (
-        f"{options.trace.name}: {len(trace.requests):,} requests, {options.cluster.workers} workers"
-    )
+    about(f"{title}; {setup}")
     if options.json_file is not None:
         _write(options.json_file, msgspec.json.format(msgspec.json.encode(reports)) + b"\n")
     if options.html_file is not None:
-        _write(options.html_file, html_page(title, reports).encode())
+        _write(options.html_file, html_page(title, reports, setup).encode())
     return reports
 
 
@@ -107,7 +117,7 @@ def run(name: str, trace: Trace, meant: Meant, options: SimulateOptions) -> Repo
         cluster.run_open(trace.requests, speed=options.speed)
     else:
         cluster.run_closed(trace.requests, clients=options.clients)
-    return report_of(name, cluster, warnings=meant.warnings)
+    return report_of(name, cluster, policies=_said(meant.policies), warnings=meant.warnings)
 
 
 def read_cost_model(file: Path) -> CostModel:
@@ -128,8 +138,8 @@ def read_cost_model(file: Path) -> CostModel:
         model = msgspec.json.decode(text, type=CostModel)
         model.check()
     except (msgspec.MsgspecError, UnicodeDecodeError, SetupError) as error:
-        said = _unknown_in(text) or why_malformed(text, error)
-        raise SetupError(f"{file}: is not a cost model: {said}") from None
+        why = _unknown_in(text) or why_malformed(text, error)
+        raise SetupError(f"{file}: is not a cost model: {why}") from None
     return model
 
 
@@ -153,6 +163,43 @@ def _unknown_in(text: bytes) -> str:
             all_of_them = ", ".join(f"`{name}`" for name in allowed)
             told.append(f"there is no {what} {each}; allowed are {all_of_them}")
     return "; and ".join(told)
+
+
+def _setup(options: SimulateOptions) -> str:
+    """Return what is simulated, in a line."""
+    of, cost = options.cluster, options.cluster.cost
+    room = f"{_counted(of.engine.pages, 'page')} of {of.engine.page_tokens:,} tokens"
+    if of.host_pages:
+        room += f" and {of.host_pages:,} in host memory"
+    told = [f"{_counted(of.workers, 'worker')}, each with room for {room}"]
+    if of.pool_pages:
+        told.append(
+            f"a pool of {_counted(of.pool_pages, 'page')} on {_counted(of.pool_nodes, 'node')}"
+        )
+    if options.clients is not None:
+        told.append(f"{_counted(options.clients, 'client')}, one request after the other")
+    elif options.speed != 1:
+        told.append(f"requests {options.speed:g} times as fast")
+    told.append(
+        f"prefill of {cost.prefill_tokens_per_s:,.0f} tokens a second, "
+        f"decode steps of {cost.decode_step_ms:g} ms"
+    )
+    return "; ".join(told)
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _said(policies: PolicySet) -> dict[str, str]:
+    """Return what policies are, by kind, and how many rules there are."""
+    kinds: dict[str, list[str]] = {}
+    for kind, spec in policies.all():
+        options = said(spec.factory, spec.options).items()
+        told = "".join(f", {name}: {value}" for name, value in options)
+        kinds.setdefault(str(kind), []).append(f"{spec.name}{told}")
+    told_by_kind = {kind: "; ".join(specs) for kind, specs in kinds.items()}
+    return told_by_kind | ({"rules": f"{len(policies.rules)}"} if policies.rules else {})
 
 
 def _names(files: Sequence[Path | None]) -> list[str]:

@@ -10,6 +10,7 @@ can want anything is passed over: then nothing is looked at.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -38,6 +39,8 @@ from pie.policies.steps import at_once
 from pie.router.overview import Overview
 from pie.simulator.page_orders import Moved, WorkerOrders
 from pie.simulator.pool import SimulatedPool
+
+_MORE = re.compile(r"; (\d+) more likewise$")
 
 _NOTHING = (FixedCopies, FixedWorkers, Prefetch)
 """Policies that never order anything."""
@@ -160,4 +163,7 @@ class Conductor:
         self.counts[event.policy, event.action] += 1
         if event.action in ("refuse", "fail"):
             # What was ordered is in brackets behind it, with its numbers.
-            self.refusals[event.policy, event.reason.split(" (", 1)[0]] += 1
+            why = event.reason.split(" (", 1)[0]
+            more = _MORE.search(why)
+            reason = why if more is None else why[: more.start()]
+            self.refusals[event.policy, reason] += 1 if more is None else 1 + int(more[1])

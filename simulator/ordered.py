@@ -30,14 +30,14 @@ def orders_told(reports: Sequence[Report]) -> list[str]:
     for report in reports:
         for policy, counts in report.orders.by_policy.items():
             told = ", ".join(f"{action} {count:,}" for action, count in counts.items())
-            lines.append(f"{report.name}: {policy}: {told}")
+            lines.append(f"{report.name}: orders of {policy}: {told}")
         if report.orders.bytes_moved:
             moved = report.orders.bytes_moved.items()
             told = ", ".join(f"{kind} {size / 1e9:,.1f} GB" for kind, size in moved)
             lines.append(f"{report.name}: moved by orders: {told}")
         reasons = sorted(report.orders.refusals.items(), key=lambda one: (-one[1], one[0]))
         lines += [
-            f"{report.name}: refused or failed {count:,} times: {why}"
+            f"{report.name}: refused or failed {_times(count)}: {why}"
             for why, count in reasons[:_MOST_REASONS]
         ]
         if len(reasons) > _MOST_REASONS:
@@ -52,9 +52,29 @@ def orders_told(reports: Sequence[Report]) -> list[str]:
             for policy, one in report.late_answers.items()
             if one.late
         ]
-        lines += [f"{report.name}: not simulated: {what}" for what in report.not_simulated]
         if report.pages_lost:
             lines.append(
                 f"{report.name}: {report.pages_lost:,} pages left with the only worker that had them"
             )
-    return lines
+    return lines + notes([(one.name, one.not_simulated) for one in reports], "not simulated: ")
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count:,} times"
+
+
+def notes(said: Sequence[tuple[str, Sequence[str]]], begins: str = "") -> list[str]:
+    """Return what is said of sets of policies, each with their names before it; `all` where it is said of each.
+
+    Args:
+        said: The names, each with what is said of it.
+        begins: What each begins with.
+    """
+    by_text: dict[str, list[str]] = {}
+    for name, texts in said:
+        for text in texts:
+            by_text.setdefault(text, []).append(name)
+    return [
+        f"{'all' if len(names) == len(said) > 1 else ', '.join(names)}: {begins}{text}"
+        for text, names in by_text.items()
+    ]

@@ -10,9 +10,10 @@ import re
 from collections.abc import Callable, Sequence
 from html import escape
 
-from pie.simulator.ordered import given, refused
+from pie.simulator.ordered import given, notes, refused
 from pie.simulator.report import Moment, Report
 from pie.simulator.svg import Line, bars, colour, dashes, lines
+from pie.simulator.verdict import verdict
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c1f23; --dim: #5b6470; --rule: #d9dde2; --back: #ffffff; }
@@ -30,6 +31,8 @@ th, td { padding: .3rem .8rem; border-bottom: 1px solid var(--rule); text-align:
 th[scope=row] { text-align: left; font-weight: normal; }
 thead th { vertical-align: bottom; white-space: normal; overflow-wrap: break-word; min-width: 6rem;
   max-width: 14rem; }
+td.words { white-space: normal; overflow-wrap: anywhere; min-width: 6rem; max-width: 14rem; }
+p.verdict { color: var(--ink); margin: .6rem 0; overflow-wrap: anywhere; }
 ul { color: var(--dim); margin: .6rem 0; padding-left: 1.2rem; overflow-wrap: anywhere; }
 .legend { display: flex; flex-wrap: wrap; gap: .1rem 1.2rem; }
 .legend span { overflow-wrap: anywhere; }
@@ -40,6 +43,9 @@ svg .rule { stroke: var(--rule); } svg .line { fill: none; stroke-width: 2; }
 """
 
 _CAPITAL = re.compile(r"(?<=[a-z0-9:])(?=[A-Z])")
+
+_ALWAYS = ("retention", "routing")
+"""Kinds of policies that are named also where all sets have the same."""
 
 _Row = tuple[str, Callable[[Report], str]]
 
@@ -71,10 +77,16 @@ _ROWS: Sequence[_Row] = (
 )
 
 
-def html_page(title: str, reports: Sequence[Report]) -> str:
-    """Return the page about some reports on one trace."""
+def html_page(title: str, reports: Sequence[Report], setup: str = "") -> str:
+    """Return the page about some reports on one trace.
+
+    Args:
+        title: Of the page.
+        reports: One for each set of policies.
+        setup: What was simulated, in a line below the title.
+    """
     heads = "".join(f'<th scope="col">{_key(at, one.name)}</th>' for at, one in enumerate(reports))
-    rows = "".join(
+    rows = _named_policies(reports) + "".join(
         f'<tr><th scope="row">{label}</th>'
         f"{''.join(f'<td>{shown(one)}</td>' for one in reports)}</tr>"
         for label, shown in _ROWS
@@ -91,11 +103,14 @@ def html_page(title: str, reports: Sequence[Report]) -> str:
     ]
     keys = "".join(f"<span>{_key(at, one.name)}</span>" for at, one in enumerate(reports))
     legend = f'<p class="legend">{keys}</p>'
+    best = "".join(f'<p class="verdict">{escape(one)}.</p>' for one in verdict(reports))
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{escape(title)}</title><style>{_STYLE}</style></head><body>
 <h1>{escape(title)}</h1>
+<p>{escape(setup)}</p>
+{best}
 <div class="scroll"><table><thead><tr><th></th>{heads}</tr></thead><tbody>{rows}</tbody></table></div>
 {_notes(reports)}
 <h2>Time to first token</h2><p>Seconds that so large a share of the requests waited no longer than.</p>
@@ -127,14 +142,24 @@ def _key(at: int, name: str) -> str:
     return f'<span class="key" style="background:{colour(at)}"></span>{parts}'
 
 
+def _named_policies(reports: Sequence[Report]) -> str:
+    """Return rows of what the sets are, without those in which all are alike."""
+    kinds = dict.fromkeys(kind for one in reports for kind in one.policies)
+    rows = {kind: [one.policies.get(kind, "–") for one in reports] for kind in kinds}
+    told = ""
+    for kind, said in rows.items():
+        if len(set(said)) > 1 or kind in _ALWAYS:
+            cells = "".join(f'<td class="words">{escape(one)}</td>' for one in said)
+            told += f'<tr><th scope="row">{escape(kind)}</th>{cells}</tr>'
+    return told
+
+
 def _notes(reports: Sequence[Report]) -> str:
     """Return what is to be known beside the figures; nothing where that is nothing."""
-    told = [
-        f"<li>{escape(f'{one.name}: {what}')}</li>"
-        for one in reports
-        for what in (*one.warnings, *(f"not simulated: {said}" for said in one.not_simulated))
-    ]
-    return f"<ul>{''.join(told)}</ul>" if told else ""
+    told = notes([(one.name, one.warnings) for one in reports])
+    told += notes([(one.name, one.not_simulated) for one in reports], "not simulated: ")
+    items = "".join(f"<li>{escape(one)}</li>" for one in told)
+    return f"<ul>{items}</ul>" if told else ""
 
 
 def _of(values: dict[str, float], name: str) -> str:

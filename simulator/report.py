@@ -91,6 +91,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """One set of policies on one trace."""
 
     name: str
+    policies: dict[str, str]
+    """What they are, by kind, as `pie policy show` tells them."""
     requests: int
     refused: int
     prompt_tokens: int
@@ -127,8 +129,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     moments: list[Moment]
 
 
-def report_of(name: str, cluster: SimulatedCluster, *, warnings: Sequence[str] = ()) -> Report:
-    """Return the report of a cluster that a trace has run through, of which there were these warnings."""
+def report_of(
+    name: str,
+    cluster: SimulatedCluster,
+    *,
+    policies: Mapping[str, str] | None = None,
+    warnings: Sequence[str] = (),
+) -> Report:
+    """Return the report of a cluster that a trace has run through, by these policies and with these warnings."""
     total, moments = _Tally(), _Moments(cluster.outcomes)
     by_place: dict[str, _Tally] = {}
     for one in cluster.outcomes:
@@ -152,6 +160,7 @@ def report_of(name: str, cluster: SimulatedCluster, *, warnings: Sequence[str] =
     kept = cluster.page_seconds()
     return Report(
         name=name,
+        policies=dict(policies or {}),
         requests=total.requests,
         refused=len(cluster.outcomes) - total.requests,
         prompt_tokens=prompt,

@@ -11,16 +11,16 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
 from pie.cluster.asking import Answer, ask_router
 from pie.cluster.cli import app
 from pie.cluster.errors import ConfigError, UnansweredError
-from pie.cluster.policy_command import checked, lines_of, read, summary
+from pie.cluster.policy_command import checked, read, summary
 from pie.cluster.policy_edit import Desk, events, watch_file
 from pie.policies.errors import PolicyFileError
-from pie.policies.loader import load_policies
 from pie.policies.policy_set import PolicySet
 from pie.policies.versions import PolicyVersions
 from pie.router.api.policies import (
@@ -69,39 +69,6 @@ def test_a_summary_names_every_kind_of_policy_that_a_file_names(tmp_path: Path) 
         f"{file}: good; retention `lru`, 0 rules, routing `cost`, replication `replicate-hot`, "
         "migration `drain`, `expire`"
     )
-
-
-def test_policies_are_shown_in_the_units_that_the_file_takes() -> None:
-    policies = load_policies(
-        """
-        worker:
-          rules:
-            - {match: {age: 90m, hits: 2}, action: pin, max: 2GiB}
-            - {action: keep-session, keep: 1h, max: 1000}
-        cluster:
-          routing: {policy: weighted, filters: {max-wait-ms: 4000}, scorers: {queue: 2}}
-          replication: {policy: replicate, copies: 2, tenant: "8f*"}
-          migration:
-            - {policy: rebalance, idle: 30s, rate: 128MiB}
-            - {policy: expire, after: 2d, pool: false}
-            - {policy: follow-session, within: 500ms}
-        """,
-        name="p",
-    )
-    assert lines_of(policies) == [
-        "  retention   lru",
-        "  routing     weighted, filters: {max-wait-ms: 4000.0}, scorers: {queue: 2.0}",
-        "  replication replicate, copies: 2, tenant: 8f*",
-        "  migration   rebalance, idle: 30s, rate: 128MiB",
-        "  migration   expire, after: 2d, pool: false",
-        "  migration   follow-session, within: 500ms",
-        "  migration   drain",
-        "  migration   prefetch",
-        "  migration   spill-to-pool",
-        "  scale       fixed",
-        "  rule 0      pin, max: 2GiB; used 2 times or more, there for 90m",
-        "  rule 1      keep-session, keep: 1h, max: 1000; any page",
-    ]
 
 
 def test_policy_check_tells_all_that_is_wrong(tmp_path: Path) -> None:
@@ -181,6 +148,9 @@ class Router:
         self.report = PolicyReport(3, [PolicyVersionLine(3, 0.0, "mine.yaml", 9)], [], None)
         self.own: str | None = None
         self.text = text
+        self.texts: dict[str, str | None] = {}
+        """Those of some versions, by their path."""
+        self.put: list[str] = []
         self.refuses: list[str] = []
         self.warns: list[str] = []
         self.answers_again = True
@@ -197,6 +167,8 @@ class Router:
         body: bytes | None = None,
         timeout_s: float = 0.0,
     ) -> object:
+        if body is not None:
+            self.put.append(msgspec.json.decode(body)["note"])
         answer = self.answer(method, below)
         assert type(answer) is kind
         return answer
@@ -211,6 +183,8 @@ class Router:
             if not self.answers_again:
                 raise UnansweredError("it was asked and has not answered")
             return self.report
+        if below in self.texts:
+            return PolicyText(3, self.texts[below])
         is_own = below == "/versions/0"
         return PolicyText(3, self.own if is_own else self.text)
 
@@ -286,6 +260,17 @@ def test_what_a_router_says_of_a_file_is_told_with_the_files_name(
         f"pie: p.yaml:2:14: worker.retention: there is no module 'beside' in /etc/pie{there}",
         f"pie: p.yaml: is empty{there}",
     ]
+
+
+def test_a_rollback_goes_to_what_says_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    router = Router(monkeypatch, "worker: {retention: lfu}")
+    lines = [PolicyVersionLine(number, 0.0, "mine.yaml", 9) for number in (1, 2, 3)]
+    router.report = PolicyReport(3, lines, [], None)
+    router.texts["/versions/1"] = "worker: {retention: lru}"
+    asked("rollback")
+    router.texts.clear()
+    asked("rollback")
+    assert router.put == ["rollback to 1", "rollback to 0"], "0 where all say the same"
 
 
 COMMANDS = ("apply", "rollback")

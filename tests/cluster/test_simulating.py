@@ -52,11 +52,13 @@ def test_two_policy_files_are_compared_and_written(folder: Path) -> None:
     )
     assert code == 0, said
     assert "built-in" in said
+    assert "20 requests; 2 workers, each with room for 200 pages of 16 tokens; " in said
+    assert ": a first token after " in said
     assert "written: out.html" in said
     names = [report["name"] for report in json.loads((folder / "out.json").read_text())]
     assert names == ["built-in", "even", LONG]
     (row,) = [line for line in said.splitlines() if re.match(rf"{re.escape(LONG)} ", line)]
-    assert len(row.split()) == 12
+    assert len(row.split()) == 13, "a name, a rate, four times and a multiple of the mean"
     assert (folder / "out.html").read_text().startswith("<!doctype html>")
 
 

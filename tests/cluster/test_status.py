@@ -207,6 +207,10 @@ def test_places_and_routers_are_shown_by_name_whoever_is_asked(
     assert shown_first == ["worker-1", "worker-2", "worker-10"]
     assert any(line.endswith("version 1: a, b") for line in lines)
     assert "policies it differs" in lines
+    refused = msgspec.structs.replace(status, policy_edit_refused="it is bad")
+    lines = printed(monkeypatch, refused)
+    assert "policies it is bad" in lines
+    assert "policies it differs" not in lines, "what is refused cannot be applied"
 
 
 @pytest.mark.parametrize(

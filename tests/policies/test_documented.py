@@ -11,6 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import get_args
 
+from pie.cluster.config import load_config
 from pie.policies.loader import load_policies, load_policy_file
 from pie.policies.options import options_schema
 from pie.policies.policy_set import WorkerMoves
@@ -155,7 +156,7 @@ def ten_minutes() -> list[tuple[str, str, str]]:
     for before, language, block in re.findall(
         r"(.*?)^```(\w+)\n(.*?)^```$", section[1], flags=re.MULTILINE | re.DOTALL
     ):
-        named = (re.findall(r"`(\w+\.(?:py|yaml))`", before) or [named])[-1]
+        named = (re.findall(r"`(\w+\.(?:py|yaml|toml))`", before) or [named])[-1]
         found.append((language, named, block))
     return found
 
@@ -193,6 +194,8 @@ def test_a_policy_of_ones_own_is_made_in_an_empty_folder_to_the_letter(tmp_path:
     }
     assert float(rates["routed"]) > 2 * float(rates["even"])
     assert "2 passed" in tested
+    configured = load_config(folder / "pie.toml", {}).config.policies
+    assert (str(configured.file), configured.watch) == ("policies.yaml", True)
 
 
 def test_what_is_documented_is_the_example(tmp_path: Path) -> None:

@@ -149,6 +149,18 @@ def test_a_number_that_no_load_can_change_is_given_the_reason_of_that() -> None:
     assert order == WantWorkers("m", 2, before)
 
 
+def test_a_bound_is_the_reason_where_it_alone_wants_another_number() -> None:
+    policy = ByLoad(min=3, max=4)
+
+    def reason(workers: int) -> str:
+        (order,) = policy.decide(view(places([(0, 0.1)] * workers), 0.0))
+        return order.reason
+
+    assert reason(2) == "`min` is 3, where 2 were up at first"
+    assert reason(4) == "so many were up at first", "the others have come up"
+    assert reason(5) == "so many were up at first"
+
+
 def test_of_a_model_that_was_never_seen_to_take_requests_nothing_is_said() -> None:
     policy = ByLoad()
     assert said(policy, places([(0, 0.1)], draining=True), 0.0) == {}

@@ -10,8 +10,10 @@ import pytest
 
 from pie.page.key import PageKey, RootKey, page_keys
 from pie.router.trace import SCHEMA, TraceRecorder, TraceRow
+from pie.simulator.command import SimulateOptions, simulate
 from pie.simulator.errors import TraceError
 from pie.simulator.trace import Trace, read_trace
+from tests.simulator.parts import spec
 
 ROOT = RootKey(b"r" * 32)
 OTHER = RootKey(b"o" * 32)
@@ -57,6 +59,16 @@ def recorded(folder: Path, *rows: TraceRow, files: int = 1) -> Trace:
 
 
 SHARED = list(range(3 * PAGE))
+
+
+def test_pages_are_as_large_as_they_were_unless_that_is_said(tmp_path: Path) -> None:
+    recorded(tmp_path / "trace", row(0, SHARED), row(1, SHARED))
+    for own, rate in ((True, (3 * PAGE - 1) / (6 * PAGE)), (False, 0.0)):
+        of = spec(page_tokens=8 * PAGE)
+        (report,) = simulate(
+            SimulateOptions(tmp_path / "trace", [None], of, own_page_tokens=own), lambda _: None
+        )
+        assert report.hit_rate == pytest.approx(rate)
 
 
 def test_what_shared_pages_shares_them_and_nothing_else(tmp_path: Path) -> None:
