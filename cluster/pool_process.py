@@ -35,6 +35,7 @@ from pie.index.feed import MirrorFeed
 from pie.index.mirror import Mirror
 from pie.index.settings import IndexSettings
 from pie.page.events import Epoch, PlaceId
+from pie.policies.errors import PolicyError
 from pie.policies.loader import PolicyText
 from pie.pool.errors import PoolError
 from pie.pool.node import PoolNode
@@ -102,7 +103,11 @@ def run_node(config: PieConfig, say: Callable[[str], None]) -> None:
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.getLogger("pie").addHandler(handler)
     logging.getLogger("pie").setLevel(logging.INFO)
-    uvloop.run(_Process(config, secret, say).run())
+    try:
+        uvloop.run(_Process(config, secret, say).run())
+    except PolicyError as error:
+        # What was good a moment ago may name code of a user's that is late, or cannot be made again.
+        raise StartError(str(error)) from error
 
 
 class _Process:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from pie.index.mirror import Mirror
 from pie.index.server import EmbeddedServer
 from pie.index.settings import IndexSettings
 from pie.page.events import Epoch, PlaceId
+from pie.policies.errors import PolicyError
 from pie.pool.client import PoolClient
 from pie.pool.files import Files
 from pie.pool.node import PoolNode
@@ -210,6 +212,30 @@ def test_a_node_does_not_make_the_secret_of_a_cluster_that_is_there(tmp_path: Pa
     with pytest.raises(StartError, match="copy it here from the cluster"):
         pool_process.run_node(config, print)
     assert not Path("nowhere").exists()
+
+
+def test_a_class_that_cannot_be_made_again_keeps_a_node_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pie.toml").write_text(
+        '[index]\nurl = "redis://127.0.0.1:1/0"\n[cluster]\nsecret_file = "secret"\n'
+    )
+    config = load_config(tmp_path / "pie.toml", {}).config
+    monkeypatch.setattr(pool_process, "joined_secret", lambda _: SECRET)
+
+    async def run(_: object) -> None:
+        raise PolicyError("a new mine:Once cannot be made")
+
+    monkeypatch.setattr(pool_process._Process, "run", run)
+    # As in a process of its own it logs to its standard error, which is another's here.
+    log = logging.getLogger("pie")
+    handlers, level = list(log.handlers), log.level
+    try:
+        with pytest.raises(StartError, match="a new mine:Once cannot be made"):
+            pool_process.run_node(config, print)
+    finally:
+        log.handlers[:] = handlers
+        log.setLevel(level)
 
 
 def test_a_signal_to_a_node_that_ends_already_does_not_end_it_at_once(
