@@ -29,7 +29,7 @@ def free_port() -> int:
 
 def connect(port: int, *, password: str | None = None) -> redis.Redis:
     return redis.Redis(
-        port=port, protocol=2, password=password, socket_timeout=5, retry=Retry(NoBackoff(), 0)
+        port=port, protocol=2, password=password, socket_timeout=30, retry=Retry(NoBackoff(), 0)
     )
 
 
@@ -50,13 +50,28 @@ class Servers:
         self.folder = Path(tempfile.mkdtemp(prefix="pie-redis-"))
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
 
-    def start(self, lines: Sequence[str], *arguments: str) -> int:
+    def start(self, lines: Sequence[str], *arguments: str, in_cluster: bool = False) -> int:
         """Start one, and return its port."""
+        for _ in range(5):
+            port = self._begin(lines, arguments, in_cluster=in_cluster)
+            process = self.processes[port]
+            with connect(port) as client:
+                while process.poll() is None:
+                    with contextlib.suppress(redis.RedisError):
+                        if _answers(client):
+                            return port
+                    time.sleep(0.02)
+            # Somebody else was given a port of its meanwhile.
+        raise AssertionError([log.read_text() for log in self.folder.glob("*/log")])
+
+    def _begin(self, lines: Sequence[str], arguments: Sequence[str], *, in_cluster: bool) -> int:
         port = free_port()
         folder = self.folder / str(port)
         folder.mkdir()
         config = folder / "server.conf"
         lines = ["bind 127.0.0.1", f"port {port}", f"dir {folder}", *lines]
+        if in_cluster:
+            lines.append(f"cluster-port {free_port()}")
         config.write_text("".join(f"{line}\n" for line in lines))
         with (folder / "log").open("wb") as output:
             self.processes[port] = subprocess.Popen(
@@ -65,8 +80,6 @@ class Servers:
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
-        with connect(port) as client:
-            wait_for(lambda: _answers(client), f"the server at {port} answers")
         return port
 
     def close(self) -> None:
@@ -116,7 +129,7 @@ def _join(servers: Servers, *, primaries: int, replicas: int, timeout_ms: int) -
         "repl-diskless-sync-delay 0",
     ]
     count = primaries + replicas
-    ports = [servers.start([*lines, f"cluster-port {free_port()}"]) for _ in range(count)]
+    ports = [servers.start(lines, in_cluster=True) for _ in range(count)]
     with contextlib.ExitStack() as stack:
         nodes = [stack.enter_context(connect(port, password="open")) for port in ports]
         bounds = [_SLOTS * number // primaries for number in range(primaries + 1)]

@@ -51,8 +51,8 @@ def settings_for_url(url: str, **more: object) -> PoolSettings:
         "object_prefix": f"test{next(_prefixes)}",
         "object_budget": "64MiB",
         "object_attempts": 2,
-        "object_connect_timeout_s": 1,
-        "object_read_timeout_s": 5,
+        "object_connect_timeout_s": 10,
+        "object_read_timeout_s": 60,
         **more,
     }
     return PoolSettings.model_validate(given)
