@@ -31,7 +31,7 @@ async def serve() -> None:
     sys.stdout.write(msgspec.json.encode(record).decode() + "\n")
     sys.stdout.flush()
     await asyncio.to_thread(sys.stdin.read)
-    await node.drain(10)
+    await node.drain(60)
     await node.close()
 
 

@@ -1,6 +1,6 @@
 """A pool node as a process of its own, to be killed: `python node_process.py`.
 
-Writes its record as JSON, and takes its time for every page that it sends.
+Writes its record as JSON, takes its time for every page that it sends, and sends the first ones only.
 """
 
 import asyncio
@@ -17,11 +17,15 @@ from pie.pool.settings import PoolSettings
 from pie.pool.tier import PageId, StoredPage
 
 PAGE_S = 0.05
+PAGES = 24
 
 
 class SlowRamTier(RamTier):
+    left = PAGES
+
     def prepare_load(self, page: PageId) -> StoredPage | LookupStatus:
-        time.sleep(PAGE_S)
+        time.sleep(PAGE_S if self.left else 600)
+        self.left -= 1
         return super().prepare_load(page)
 
 

@@ -5,9 +5,11 @@ import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+import pytest
 from typing_extensions import Buffer
 
 from pie.page.header import PageHeader
+from pie.pool import object_writer
 from pie.pool.conformance import put, sample_page
 from pie.pool.object import ObjectTier
 from pie.pool.object_s3 import S3Store
@@ -23,6 +25,8 @@ SMALL = 5_000
 def open_tier(settings: PoolSettings, budget_bytes: int | None = None, **options) -> ObjectTier:  # type: ignore[no-untyped-def]
     """Return an open tier over a real store."""
     store = options.pop("store", None) or store_of(settings)
+    # A busy machine makes no load too late.
+    options.setdefault("timeout_s", 60.0)
     tier = ObjectTier(
         store, int(settings.object_budget) if budget_bytes is None else budget_bytes, **options
     )
@@ -43,6 +47,12 @@ def _client(url: str) -> S3Store:
     return S3Store(settings_for_url(url))
 
 
+@pytest.fixture(autouse=True)
+def in_one_pack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small pages wait for a flush, however long a busy machine takes to make them; import it to have it."""
+    monkeypatch.setattr(object_writer, "PACK_AGE_S", 1000.0)
+
+
 def objects(settings: PoolSettings) -> dict[str, int]:
     """Return names and sizes of all objects below the prefix."""
     return {one.name: one.size for one in store_of(settings).found()}
@@ -50,7 +60,7 @@ def objects(settings: PoolSettings) -> dict[str, int]:
 
 def flip(tier: ObjectTier, page: PageId, offset: int = 2000) -> None:
     """Change a bit of a page where the bucket keeps it."""
-    tier.flush(10)
+    tier.flush(60)
     entry = tier._table.entries[page]
     home = entry.home
     assert home is not None
@@ -80,7 +90,7 @@ def pages_of(tier: ObjectTier) -> set[PageId]:
     return {id_of(header) for header in tier.pages()}
 
 
-def wait_until(holds: Callable[[], bool], limit_s: float = 20) -> None:
+def wait_until(holds: Callable[[], bool], limit_s: float = 60) -> None:
     """Wait until something is so."""
     until_s = time.monotonic() + limit_s
     while not holds():

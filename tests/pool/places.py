@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import SimpleNamespace
 
 from msgspec import structs
 
@@ -52,15 +53,15 @@ class SamplePages:
             for (header, _), group in zip(made, self.groups, strict=True)
         ]
 
-    async def store(self, client: PoolClient, deadline_s: float = 10) -> list[PutStatus]:
+    async def store(self, client: PoolClient, deadline_s: float = 60) -> list[PutStatus]:
         return await client.store(
             self.headers, self.payloads, groups=self.groups, deadline_s=deadline_s
         )
 
-    async def load(self, client: PoolClient, deadline_s: float = 10) -> list[StoredPage | None]:
+    async def load(self, client: PoolClient, deadline_s: float = 60) -> list[StoredPage | None]:
         return await client.load(self.pages, groups=self.groups, deadline_s=deadline_s)
 
-    async def hits(self, client: PoolClient, deadline_s: float = 30) -> list[bool]:
+    async def hits(self, client: PoolClient, deadline_s: float = 60) -> list[bool]:
         """Load all, and say which came; what comes has to be right."""
         loaded = await self.load(client, deadline_s)
         for page, header, payload in zip(loaded, self.headers, self.payloads, strict=True):
@@ -71,7 +72,12 @@ class SamplePages:
         return [page is not None for page in loaded]
 
 
-async def until(holds: Callable[[], Awaitable[bool]], limit_s: float = 30) -> None:
+def without_waits() -> SimpleNamespace:
+    """Return an `asyncio` in which who waits for a connection fails: to show that nobody does."""
+    return SimpleNamespace(**{**vars(asyncio), "wait": None})
+
+
+async def until(holds: Callable[[], Awaitable[bool]], limit_s: float = 60) -> None:
     """Wait until something is so."""
     async with asyncio.timeout(limit_s):
         while not await holds():  # noqa: ASYNC110 - what is waited for happens elsewhere

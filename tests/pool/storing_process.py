@@ -17,7 +17,7 @@ from tests.pool.disk_places import LARGE, SMALL
 def main() -> None:
     folder, first = Path(sys.argv[1]), int(sys.argv[2])
     tier = DiskTier([folder], 8 << 20, durability=Durability.NONE)
-    tier.open(lock_timeout_s=5)
+    tier.open(lock_timeout_s=60)
     held = list(tier.pages())
     chance = random.Random(first)
     for number in range(first, first + 100_000):

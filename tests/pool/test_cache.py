@@ -205,13 +205,13 @@ def test_a_slow_store_keeps_nobody_else_waiting(stack: Make) -> None:
     def sleep(_: float) -> None:
         if not entered.is_set():
             entered.set()
-            assert leave.wait(10)
+            assert leave.wait(60)
 
     slow = SlowTier(RamTier(1 << 20), 1.0, sleep)
     cache = stack(slow)
     writer = threading.Thread(target=cache.put, args=(1,))
     writer.start()
-    assert entered.wait(10)
+    assert entered.wait(60)
     assert cache.cache.lookup(_page(1)) is LookupStatus.PENDING
     assert cache.read(2) is LookupStatus.MISS
     leave.set()

@@ -221,10 +221,10 @@ def test_what_came_while_the_last_tier_was_off_gets_there_from_whichever_tier_ha
     assert cache.pages_by_tier()["pool_disk"] >= 2 * _RAM_PAGES - 1
     assert mover.waiting > 0
     is_off = False
-    until_s = time.monotonic() + 10
+    until_s = time.monotonic() + 60
     while mover.waiting and time.monotonic() < until_s:
         time.sleep(0.01)
-    assert mover.close(), "what it was at is done"
+    assert mover.close(60), "what it was at is done"
     assert {id_of(header) for header in bucket.pages()} == {
         _page(number) for number in range(3 * _RAM_PAGES) if number != 1
     }
@@ -254,9 +254,9 @@ def test_what_an_earlier_start_did_not_bring_to_the_last_tier_goes_there_at_the_
     cache.adopt()
     mover = Mover(cache, writes_through=True)
     mover.start()
-    until_s = time.monotonic() + 10
+    until_s = time.monotonic() + 60
     while mover.waiting and time.monotonic() < until_s:
         time.sleep(0.01)
-    assert mover.close()
+    assert mover.close(60)
     assert cache.pages_by_tier() == {"pool_ram": 0, "pool_disk": 3, "pool_object": 3}
     cache.close()

@@ -256,7 +256,7 @@ def test_a_start_waits_a_moment_for_the_process_before_it(open_tier: Open, tmp_p
     held = fill(tier, 1, LARGE)
     threading.Timer(0.2, tier.close).start()
     again = DiskTier([tmp_path / "pages"], 64 << 20)
-    again.open(lock_timeout_s=5)
+    again.open(lock_timeout_s=60)
     assert pages_of(again) == {id_of(held[0])}
     again.close()
 

@@ -27,7 +27,7 @@ def test_whole_pages_survive_and_no_part_of_one_can_be_read(tmp_path: Path) -> N
         printed = _store_until_killed(tmp_path, first, 0.05 + chance.random() / 4)
         assert printed, "it was killed before it began"
         tier = DiskTier([tmp_path], 8 << 20)
-        tier.open(lock_timeout_s=5)
+        tier.open(lock_timeout_s=60)
         numbers = {sample_key(n): n for n in range(printed[-1] + 2)}
         held = {numbers[header.key] for header in tier.pages()}
         # What was complete is there, unless it had to leave for others; the last ones had not.

@@ -67,13 +67,13 @@ async def test_look_ups_find_pages_wherever_they_lie(
     client = make_client()
     pages = SamplePages(60, size=40_000)
     await pages.store(client)
-    await node.drain(10)  # What only RAM holds lies on disk too, and nothing there is being moved.
+    await node.drain(60)  # What only RAM holds lies on disk too, and nothing there is being moved.
     in_ram = [node._cache._tiers[0].lookup(page) for page in pages.pages]
     assert {LookupStatus.HIT, LookupStatus.MISS} == set(in_ram)
     assert node._disk is not None
     assert len(node._disk._table._rows) == 60, "and all of them have rows"
     asked = SamplePages(63, size=40_000)
-    found = await client.lookup(asked.pages, groups=asked.groups, deadline_s=10)
+    found = await client.lookup(asked.pages, groups=asked.groups, deadline_s=60)
     assert found == [LookupStatus.HIT] * 60 + [LookupStatus.MISS] * 3
 
 
@@ -129,7 +129,7 @@ async def test_a_node_that_drains_brings_to_disk_what_only_ram_holds(
     pages = SamplePages(10)
     await pages.store(make_client())
     assert node.status().pages == {"pool_ram": 10, "pool_disk": 0}
-    await node.drain(10)
+    await node.drain(60)
     assert node.status().pages == {"pool_ram": 10, "pool_disk": 10}
     await node.close()
     again = await start_node(epoch=2, **disk)
@@ -197,7 +197,7 @@ class Outside:
         assert self.process is not None
         if kill:
             self.process.kill()
-        await asyncio.to_thread(self.process.communicate, timeout=30)
+        await asyncio.to_thread(self.process.communicate, timeout=100)
 
     def masks(self, pages: SamplePages) -> list[PartMask]:
         return [
@@ -281,7 +281,7 @@ async def test_a_node_killed_while_pages_go_down_to_disk_has_whole_ones_there_an
 
     await outside.start()
     await until(is_up)
-    store = asyncio.create_task(pages.store(outside.client, deadline_s=30))
+    store = asyncio.create_task(pages.store(outside.client, deadline_s=120))
     await until(some_went_down)
     await outside.end(kill=True)
     await store

@@ -3,7 +3,6 @@
 import asyncio
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,10 +10,11 @@ import msgspec
 import pytest
 
 from pie.index.contract import PlaceRecord
+from pie.pool import links
 from pie.pool.client import Reason
 from pie.wire.messages import PutStatus
 from tests.pool.conftest import MakeClient
-from tests.pool.places import Places, SamplePages, until
+from tests.pool.places import Places, SamplePages, until, without_waits
 
 pytestmark = pytest.mark.live
 
@@ -45,25 +45,29 @@ def start_process(places: Places) -> Iterator[StartProcess]:
 
 
 async def test_a_node_killed_in_mid_get_is_a_miss_soon_and_the_next_one_works(
-    start_process: StartProcess, make_client: MakeClient
+    start_process: StartProcess, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = start_process()
     client = make_client()
     pages = SamplePages(64, size=1 << 20)
     assert set(await pages.store(client)) == {PutStatus.STORED}
-    load = asyncio.create_task(pages.hits(client, deadline_s=30))
-    await asyncio.sleep(1.2)  # All 64 take 3.2 s.
+    load = asyncio.create_task(pages.hits(client, deadline_s=240))
+    (link,) = client._links._links.values()
+
+    async def some_came() -> bool:
+        return link.client.counters.payload_bytes_in > 4 << 20
+
+    await until(some_came)
     process.kill()
-    killed_s = time.monotonic()
     hits = await load
-    assert time.monotonic() - killed_s < 20, "far sooner than the deadline"
     assert 0 < sum(hits) < 64
     assert hits == sorted(hits, reverse=True), "what came is a leading run"
+    # Not at its deadline.
     assert client.counters.missed == {Reason.GONE: 64 - sum(hits)}
 
-    again = time.monotonic()
-    assert await pages.hits(client) == [False] * 64
-    assert time.monotonic() - again < 0.5, "a dead node costs no wait for its connection"
+    with monkeypatch.context() as patch:
+        patch.setattr(links, "asyncio", without_waits())
+        assert await pages.hits(client) == [False] * 64
 
     start_process()
 
@@ -80,17 +84,16 @@ async def test_a_node_killed_in_mid_put_loses_pages_and_nothing_else(
     process = start_process()
     client = make_client()
     pages = SamplePages(200, size=1 << 20)
-    store = asyncio.create_task(pages.store(client, deadline_s=30))
+    store = asyncio.create_task(pages.store(client, deadline_s=240))
     await asyncio.sleep(0.02)
     process.kill()
-    killed_s = time.monotonic()
     became = await store
-    assert time.monotonic() - killed_s < 20, "far sooner than the deadline"
     assert PutStatus.REFUSED in became
+    assert client.counters.dropped.keys() == {Reason.GONE}, "not at its deadline"
     assert client._budget.used_bytes == 0
 
 
 def test_a_node_that_is_asked_to_stop_leaves_with_code_0(start_process: StartProcess) -> None:
     process = start_process()
-    process.communicate(timeout=20)
+    process.communicate(timeout=100)
     assert process.returncode == 0

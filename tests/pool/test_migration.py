@@ -71,6 +71,8 @@ async def test_a_page_that_went_stays_a_while_for_those_who_asked_the_new_home_t
     places: Places, start_node: StartNode, make_client: MakeClient
 ) -> None:
     first = await start_node("a", **MOVES)
+    grace = first._migration._grace
+    grace.grace_s = 600.0
     await SamplePages(COUNT).store(make_client())
     second = await start_node("b", **MOVES)
 
@@ -79,6 +81,7 @@ async def test_a_page_that_went_stays_a_while_for_those_who_asked_the_new_home_t
 
     await until(has_its_share)
     assert len(held(first)) == COUNT
+    grace.grace_s = 0.1
     await at_home(places, first, second)
     assert len(held(first)) + len(held(second)) == COUNT
 
@@ -137,6 +140,7 @@ async def test_a_node_that_dies_while_pages_move_to_it_costs_none(
     places: Places, start_node: StartNode, make_client: MakeClient
 ) -> None:
     first = await start_node("a", **MOVES)
+    first._migration._grace.grace_s = 600.0
     client, pages = make_client(), SamplePages(COUNT)
     await pages.store(client)
     second = await start_node("b", **MOVES)
@@ -159,7 +163,7 @@ async def test_a_node_that_leaves_is_emptied_and_pages_are_found_meanwhile(
     await pages.store(client)
     leaver = max(nodes, key=lambda node: len(held(node)))
     had = len(held(leaver))
-    emptying = asyncio.create_task(leaver.empty(30))
+    emptying = asyncio.create_task(leaver.empty(60))
     while not emptying.done():
         assert all(await pages.hits(client))
         places.up(leaver.record)
@@ -178,8 +182,8 @@ async def test_who_asks_over_the_wire_is_told_how_many_pages_went(
     await SamplePages(COUNT).store(make_client())
     had = len(held(node))
     wire = WireClient(node.record.address)
-    ask = DrainNode(new_request_id(), await wire.start(), 30)
-    answer, _ = await wire.request(ask, timeout_s=40)
+    ask = DrainNode(new_request_id(), await wire.start(), 60)
+    answer, _ = await wire.request(ask, timeout_s=120)
     await wire.close()
     assert answer == Drained(ask.request_id, had, 0)
 

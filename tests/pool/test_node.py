@@ -58,14 +58,14 @@ class Writer:
 
     async def put(self, header: PageHeader, payload: bytes) -> PutStatus:
         message = PutPages(new_request_id(), self.wire.epoch, (header,))
-        answer, _ = await self.wire.request(message, [payload], timeout_s=5)
+        answer, _ = await self.wire.request(message, [payload], timeout_s=60)
         assert isinstance(answer, PutResult)
         return PutStatus(answer.statuses[0])
 
     async def _ask(self, kind: type[Lookup | StoreWanted], pages: tuple[PageId, ...]) -> list[int]:
         names = tuple((page.key, int(page.part)) for page in pages)
         message = kind(new_request_id(), self.wire.epoch, names)
-        answer, _ = await self.wire.request(message, timeout_s=5)
+        answer, _ = await self.wire.request(message, timeout_s=60)
         assert isinstance(answer, LookupResult)
         return list(answer.statuses)
 
@@ -92,7 +92,7 @@ async def connect() -> AsyncIterator[Callable[[PoolNode], object]]:
 async def test_of_two_writers_the_second_learns_pending_and_then_hit(
     start_node: StartNode, connect: Connect
 ) -> None:
-    node = await start_node()
+    node = await start_node(claim_timeout_s=60)
     first, second = await connect(node), await connect(node)
     header, payload = sample_page(1)
     page = id_of(header)
@@ -188,7 +188,7 @@ async def test_headers_without_payloads_are_refused(
     writer = await connect(await start_node())
     message = PutPages(new_request_id(), writer.wire.epoch, (sample_page(1)[0],))
     with pytest.raises(RefusedError) as refused:
-        await writer.wire.request(message, timeout_s=5)
+        await writer.wire.request(message, timeout_s=60)
     assert refused.value.code is RefusalCode.BAD_MESSAGE
 
 
@@ -198,14 +198,14 @@ async def test_a_part_that_does_not_exist_is_refused(
     writer = await connect(await start_node())
     message = GetPages(new_request_id(), writer.wire.epoch, ((sample_page(1)[0].key, 9),))
     with pytest.raises(RefusedError, match="no part has the number 9"):
-        await writer.wire.request(message, timeout_s=5)
+        await writer.wire.request(message, timeout_s=60)
 
 
 async def test_what_is_not_for_a_pool_is_refused(start_node: StartNode, connect: Connect) -> None:
     writer = await connect(await start_node())
     message = Generate(new_request_id(), writer.wire.epoch, 0, 1, Sampling())
     with pytest.raises(RefusedError, match="Generate"):
-        await writer.wire.request(message, [b"\0\0\0\0"], timeout_s=5)
+        await writer.wire.request(message, [b"\0\0\0\0"], timeout_s=60)
 
 
 async def test_a_message_for_an_earlier_start_is_refused(
@@ -214,7 +214,7 @@ async def test_a_message_for_an_earlier_start_is_refused(
     writer = await connect(await start_node(epoch=8))
     message = Lookup(new_request_id(), Epoch(7), ((sample_page(1)[0].key, 0),))
     with pytest.raises(RefusedError) as refused:
-        await writer.wire.request(message, timeout_s=5)
+        await writer.wire.request(message, timeout_s=60)
     assert refused.value.code is RefusalCode.STALE_EPOCH
 
 
@@ -242,7 +242,7 @@ async def test_a_node_tells_what_it_counts(
     await pages.store(make_client())
     await pages.hits(make_client())
     writer = await connect(node)
-    told, _ = await writer.wire.request(AskStatus(new_request_id()), timeout_s=5)
+    told, _ = await writer.wire.request(AskStatus(new_request_id()), timeout_s=60)
     assert isinstance(told, StatusReport)
     assert (told.place, told.epoch, told.state) == ("pool-0", 3, "serving")
     assert told.counters["stored"] == told.counters["hits"] == 3
@@ -251,8 +251,8 @@ async def test_a_node_tells_what_it_counts(
     assert told.counters["policy_proposals_refused.unknown"] == 0
     assert told.gauges["pages.pool_ram"] == 3
     assert 0 < told.gauges["used_bytes"] < told.gauges["budget_bytes"] == 1 << 20
-    await node.drain(5)
-    told, _ = await writer.wire.request(AskStatus(new_request_id()), timeout_s=5)
+    await node.drain(60)
+    told, _ = await writer.wire.request(AskStatus(new_request_id()), timeout_s=60)
     assert isinstance(told, StatusReport)
     assert told.state == "draining"
 
@@ -269,7 +269,7 @@ async def test_a_draining_node_sends_but_takes_nothing(
     client = make_client()
     held = SamplePages(3)
     await held.store(client)
-    await node.drain(5)
+    await node.drain(60)
     assert await held.hits(client) == [True] * 3
     assert await SamplePages(1, first=10).store(client) == [PutStatus.REFUSED]
     assert node.status().draining
@@ -283,14 +283,14 @@ async def test_draining_waits_for_what_is_being_sent_but_not_for_ever(
     await pages.store(make_client(), 60)
     reader = await connect(node)
     names = tuple((page.key, 0) for page in pages.pages)
-    stream = reader.wire.stream(GetPages(new_request_id(), Epoch(1), names), timeout_s=10)
+    stream = reader.wire.stream(GetPages(new_request_id(), Epoch(1), names), timeout_s=60)
     await anext(stream)  # From here on the reader gives no credit.
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await node.drain(0.2)
     assert node.status().loans > 0
-    draining = asyncio.create_task(node.drain(10))
+    draining = asyncio.create_task(node.drain(60))
     assert len([answer async for answer in stream]) == 79
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await draining
     assert node.status().loans == 0
 

@@ -25,6 +25,7 @@ from tests.pool.object_places import (
     Wrapped,
     fill,
     flip,
+    in_one_pack,
     objects,
     open_tier,
     pages_of,
@@ -34,6 +35,8 @@ from tests.pool.object_places import (
 from tests.support.s3_server import settings_for
 
 pytestmark = pytest.mark.live
+
+__all__ = ["in_one_pack"]
 
 Open = Callable[..., ObjectTier]
 
@@ -125,7 +128,7 @@ def test_what_is_counted_is_what_the_bucket_holds(start: Open, s3_settings: Pool
         while not put(tier, page, payload):
             assert tier.remove(held.pop(0 if chance.random() < 0.8 else -1))
         held.append(id_of(page))
-    tier.flush(10)
+    tier.flush(60)
     in_bucket = sum(objects(s3_settings).values())
     assert in_bucket == tier.used_bytes <= budget
     assert sum(header.raw_bytes for header in tier.pages()) > 0.5 * budget
@@ -140,7 +143,7 @@ def test_a_page_file_has_its_name_and_its_bytes_as_written_down(
     tier = start()
     header, payload = sample_page(1, LARGE)
     put(tier, header, payload)
-    tier.flush(10)
+    tier.flush(60)
     name = page_name(header.model_root, header.key, header.part)
     data = store_of(s3_settings).get(name)
     assert data is not None
@@ -154,7 +157,7 @@ def test_small_pages_share_an_object_and_are_fetched_together(
 ) -> None:
     tier = start()
     headers = fill(tier, 100, SMALL)
-    tier.flush(10)
+    tier.flush(60)
     assert len(objects(s3_settings)) == 1
     store = Wrapped(store_of(s3_settings))
     again = start(store=store)
@@ -182,7 +185,7 @@ def test_pages_whose_list_was_never_written_are_found_by_their_headers(
 ) -> None:
     tier = start()
     headers = fill(tier, 20, LARGE)
-    tier.flush(10)
+    tier.flush(60)
     assert set(start().pages()) == set(headers)
 
 
@@ -209,11 +212,11 @@ def test_a_node_that_runs_for_long_merges_its_lists_and_forgets_pages_that_are_g
     headers = []
     for number in range(5):
         headers += fill(tier, 1, LARGE, first=number)
-        tier.flush(10)
+        tier.flush(60)
         wait_until(lambda: not tier._lists.is_due)
         if number == 1:
             assert tier.remove(id_of(headers.pop(0)))
-            tier.flush(10)
+            tier.flush(60)
     wait_until(lambda: len(lists_in(s3_settings)) <= 2)
     wait_until(lambda: tier.used_bytes == sum(objects(s3_settings).values()))
     tier.look()
@@ -226,10 +229,10 @@ def test_removed_pages_leave_the_bucket_with_few_requests(
 ) -> None:
     tier = start()
     headers = fill(tier, 60, LARGE)
-    tier.flush(10)
+    tier.flush(60)
     for header in headers:
         assert tier.remove(id_of(header))
-    tier.flush(10)
+    tier.flush(60)
     assert tier.used_bytes == 0
     assert not [name for name in objects(s3_settings) if not name.startswith("lists/")]
     assert tier.written.removed == 60
@@ -241,11 +244,11 @@ def test_a_pack_that_is_half_dead_is_sent_anew_without_what_is_dead(
 ) -> None:
     tier = start()
     headers = fill(tier, 40, SMALL)
-    tier.flush(10)
+    tier.flush(60)
     (before,) = objects(s3_settings)
     for header in headers[:25]:
         assert tier.remove(id_of(header))
-    tier.flush(10)
+    tier.flush(60)
     after = objects(s3_settings)
     assert before not in after
     assert sum(after.values()) == tier.used_bytes < 22 * (SMALL + 4096)
@@ -258,7 +261,7 @@ def test_a_smaller_budget_lets_what_is_oldest_go(start: Open, s3_settings: PoolS
     fill(tier, 60, LARGE)
     tier.close()
     again = start(2 << 20)
-    again.flush(10)
+    again.flush(60)
     assert 0 < sum(objects(s3_settings).values()) <= 2 << 20
     assert len(pages_of(again)) > 10
 
@@ -271,7 +274,7 @@ def test_two_nodes_that_write_one_page_make_one_object(
     for tier in (one, other):
         assert all(put(tier, *page) for page in pages)
     for tier in (one, other):
-        tier.flush(10)
+        tier.flush(60)
     assert len(objects(s3_settings)) == 10
     assert one.written.lost_races + other.written.lost_races == 10
     for tier in (one, other):
@@ -288,7 +291,7 @@ def test_a_store_that_knows_no_conditions_is_written_all_the_same(
     for _ in range(2):
         assert store.put("twice", b"the same")
     assert put(tier, header, payload)
-    tier.flush(10)
+    tier.flush(60)
     assert read(tier, id_of(header)) == payload
 
 
@@ -296,14 +299,14 @@ def test_nodes_see_what_others_have_written_and_removed(start: Open) -> None:
     changes: list[str] = []
     one, other = start(), start(on_changed=lambda: changes.append("changed"))
     large, small = fill(one, 5, LARGE), fill(one, 20, SMALL, first=100)
-    one.flush(10)
+    one.flush(60)
     other.look()
     assert set(other.pages()) == {*large, *small}
     assert changes
     used = other.used_bytes
     for header in large[:3]:
         one.remove(id_of(header))
-    one.flush(10)
+    one.flush(60)
     other.look()
     assert set(other.pages()) == {*large[3:], *small}
     assert other.used_bytes < used
@@ -312,11 +315,11 @@ def test_nodes_see_what_others_have_written_and_removed(start: Open) -> None:
 def test_what_another_node_has_removed_is_a_miss_and_no_damage(start: Open) -> None:
     one, other = start(), start()
     headers = fill(one, 3, LARGE)
-    one.flush(10)
+    one.flush(60)
     other.look()
     page = id_of(headers[0])
     assert one.remove(page)
-    one.flush(10)
+    one.flush(60)
     assert read(other, page) == 0
     assert other.bad_by_reason == {"missing": 1}
     assert other.bad_pages.at_load == 0
@@ -344,7 +347,7 @@ def test_pages_in_the_bucket_are_packed_and_encrypted_where_that_is_wanted(
     tier = start(sealing=Sealing(compression=Compression.LZ4, keys=keys[:1]))
     assert put(tier, header, payload)
     assert put(tier, small, small_payload)
-    tier.flush(10)
+    tier.flush(60)
     assert sum(objects(s3_settings).values()) < LARGE // 2
     tier.close()
     before = objects(s3_settings)
@@ -364,7 +367,7 @@ def test_a_page_that_another_node_has_locked_is_replaced_by_one_that_can_be_read
     header, payload = sample_page(1, LARGE)
     for tier in (one, other):
         assert put(tier, header, payload)
-        tier.flush(10)
+        tier.flush(60)
     assert read(other, id_of(header)) == payload
     assert read(one, id_of(header)) == payload, "what is not encrypted is read by all"
     assert one.bad_pages.at_load == other.bad_pages.at_load == 0

@@ -11,7 +11,18 @@ from pie.pool.object import ObjectTier
 from pie.pool.sealing import Sealing
 from pie.pool.settings import PoolSettings
 from pie.pool.tier import id_of
-from tests.pool.object_places import SMALL, fill, flip, objects, open_tier, pages_of, store_of
+from tests.pool.object_places import (
+    SMALL,
+    fill,
+    flip,
+    in_one_pack,
+    objects,
+    open_tier,
+    pages_of,
+    store_of,
+)
+
+__all__ = ["in_one_pack"]
 
 PAGE = id_of(sample_page(0, SMALL)[0])
 PAYLOAD = sample_page(0, SMALL)[1]
@@ -24,7 +35,7 @@ def packs(settings: PoolSettings) -> list[str]:
 def test_a_small_page_that_was_removed_is_gone_after_a_restart(s3_settings: PoolSettings) -> None:
     tier = open_tier(s3_settings)
     fill(tier, 12, SMALL)
-    tier.flush(10)
+    tier.flush(60)
     assert tier.remove(PAGE)
     tier.close()
     for _ in range(2):
@@ -47,9 +58,9 @@ def test_what_was_waited_for_stays_gone_where_the_node_is_killed_afterwards(
 ) -> None:
     tier = open_tier(s3_settings)
     fill(tier, 12, SMALL)
-    tier.flush(10)
+    tier.flush(60)
     assert tier.remove(PAGE)
-    wait(tier, 10)
+    wait(tier, 60)
     other = open_tier(s3_settings)
     assert other.lookup(PAGE) is LookupStatus.MISS
     other.close()
@@ -71,11 +82,11 @@ def test_a_page_that_was_removed_before_its_pack_was_written_is_gone(
 def test_another_node_lets_go_of_a_page_that_one_has_removed(s3_settings: PoolSettings) -> None:
     one = open_tier(s3_settings)
     fill(one, 12, SMALL)
-    one.flush(10)
+    one.flush(60)
     other = open_tier(s3_settings)
     assert read(other, PAGE) == PAYLOAD
     assert one.remove(PAGE)
-    one.flush(10)
+    one.flush(60)
     other.look()
     assert other.lookup(PAGE) is LookupStatus.MISS
     other.check()
@@ -88,7 +99,7 @@ def test_a_copy_in_another_nodes_pack_goes_too(s3_settings: PoolSettings) -> Non
     one, other = open_tier(s3_settings), open_tier(s3_settings)
     for tier in (one, other):
         fill(tier, 12, SMALL)
-        tier.flush(10)
+        tier.flush(60)
     for tier in (one, other):
         tier.look()
     assert len(packs(s3_settings)) == 2
@@ -124,7 +135,7 @@ def test_a_good_copy_counts_where_the_first_is_bad(s3_settings: PoolSettings) ->
     one, other = open_tier(s3_settings), open_tier(s3_settings)
     for tier in (one, other):
         fill(tier, 12, SMALL)
-        tier.flush(10)
+        tier.flush(60)
     for tier in (one, other):
         tier.look()
     flip(one, PAGE)
@@ -139,19 +150,19 @@ def test_a_good_copy_counts_where_the_first_is_bad(s3_settings: PoolSettings) ->
 def test_a_pack_that_all_pages_have_left_goes_at_a_start(s3_settings: PoolSettings) -> None:
     one = open_tier(s3_settings)
     fill(one, 12, SMALL)
-    one.flush(10)
+    one.flush(60)
     other = open_tier(s3_settings)
     pages = sorted(pages_of(one))
     for tier, some in ((one, pages[:6]), (other, pages[6:])):
         # Each removes less than half: neither empties the pack.
         for page in some[:5]:
             assert tier.remove(page)
-        tier.flush(10)
+        tier.flush(60)
     one.close()
     other.close()
     again = open_tier(s3_settings)
     assert len(pages_of(again)) == 2
-    again.flush(10)
+    again.flush(60)
     assert again.used_bytes == sum(objects(s3_settings).values())
     again.check()
     again.close()
@@ -160,7 +171,7 @@ def test_a_pack_that_all_pages_have_left_goes_at_a_start(s3_settings: PoolSettin
 def test_tools_do_not_see_it_and_do_not_bring_it_back(s3_settings: PoolSettings) -> None:
     tier = open_tier(s3_settings)
     fill(tier, 12, SMALL)
-    tier.flush(10)
+    tier.flush(60)
     assert tier.remove(PAGE)
     tier.close()
     source = BucketSource(store_of(s3_settings), "s3://pages", Sealing())

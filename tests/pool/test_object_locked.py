@@ -8,7 +8,9 @@ from pie.pool.object import ObjectTier
 from pie.pool.sealing import Sealing
 from pie.pool.settings import PoolSettings
 from pie.pool.tier import id_of
-from tests.pool.object_places import LARGE, SMALL, fill, objects, open_tier, store_of
+from tests.pool.object_places import LARGE, SMALL, fill, in_one_pack, objects, open_tier, store_of
+
+__all__ = ["in_one_pack"]
 
 KEY, OTHER = b"k" * 32, b"o" * 32
 BUDGET_BYTES = 3 << 20
@@ -27,7 +29,7 @@ def test_a_page_of_a_lost_key_is_stored_anew(s3_settings: PoolSettings) -> None:
     tier = open_with(s3_settings, OTHER)
     assert tier.lookup(page) is LookupStatus.MISS
     assert put(tier, header, payload)
-    tier.flush(10)
+    tier.flush(60)
     assert read(tier, page) == payload
     tier.look()
     tier.check()
@@ -48,7 +50,7 @@ def test_a_page_of_another_cluster_stays_under_its_name(s3_settings: PoolSetting
     before = store_of(s3_settings).get(name)
     tier = open_with(s3_settings, OTHER)
     assert put(tier, *sample_page(1, LARGE))
-    tier.flush(10)
+    tier.flush(60)
     assert read(tier, id_of(header)) is LookupStatus.MISS
     tier.close()
     assert store_of(s3_settings).get(name) == before
@@ -65,9 +67,9 @@ def test_pages_of_a_lost_key_count_and_go_first(s3_settings: PoolSettings, size:
     assert not list(tier.pages())
     count = BUDGET_BYTES // size // 2
     assert len(fill(tier, count, size, first=1000)) == count, "what is locked has made room"
-    tier.flush(10)
+    tier.flush(60)
     tier.look()
-    tier.flush(10)
+    tier.flush(60)
     assert sum(objects(s3_settings).values()) <= BUDGET_BYTES
     assert len(list(tier.pages())) == count
     tier.check()
@@ -83,6 +85,6 @@ def test_locked_objects_go_first_from_a_bucket_that_is_too_full(s3_settings: Poo
     tier.close()
     tier = open_with(s3_settings, OTHER, budget_bytes=2 << 20)
     assert {id_of(header) for header in tier.pages()} == {id_of(header) for header in mine}
-    tier.flush(10)
+    tier.flush(60)
     assert sum(objects(s3_settings).values()) <= 2 << 20
     tier.close()

@@ -39,7 +39,7 @@ async def start_node(start_node: StartNode) -> AsyncIterator[StartNode]:
 def bucket(s3_settings: PoolSettings) -> dict[str, object]:
     """Settings of a node with little RAM and a bucket."""
     chosen = s3_settings.model_dump(mode="json", exclude_unset=True)
-    return {**chosen, "ram_budget": "2MiB"}
+    return {**chosen, "ram_budget": "2MiB", "object_timeout_s": 60}
 
 
 def in_bucket(node: PoolNode) -> int:
@@ -120,7 +120,7 @@ async def test_without_write_through_only_what_leaves_ram_and_what_a_drain_saves
     more = SamplePages(40, first=100, size=100_000)
     await more.store(make_client())
     assert 20 < in_bucket(node) < 50
-    await node.drain(10)
+    await node.drain(60)
     assert in_bucket(node) == 50
     assert all(await more.hits(make_client()))
 
@@ -141,8 +141,12 @@ async def test_pages_go_from_ram_to_disk_to_the_bucket_and_come_back(
     assert held["pool_disk"] > 10
     assert held["pool_object"] > 40
     assert all(await pages.hits(make_client()))
+
+    async def some_are_promoted() -> bool:
+        return node.status().promoted > 0
+
+    await until(some_are_promoted)
     status = node.status()
-    assert status.promoted > 0
     for tier, used in status.tier_used_bytes.items():
         assert used <= status.tier_budget_bytes[tier]
 
@@ -153,7 +157,7 @@ async def test_a_full_bucket_lets_the_least_used_pages_go(
     node = await start_node(**{**bucket, "object_budget": "4MiB", "object_write_through": False})
     pages = SamplePages(100, size=100_000)
     await pages.store(make_client())
-    node._object.flush(10)  # type: ignore[union-attr]
+    node._object.flush(60)  # type: ignore[union-attr]
     status = node.status()
     assert status.tier_used_bytes["pool_object"] <= 4 << 20
     assert status.object_removed > 10
@@ -184,7 +188,7 @@ async def test_the_store_is_never_asked_on_the_event_loop(
         pages = SamplePages(40, size=size, first=size)
         await pages.store(make_client())
         await pages.hits(make_client())
-    await node.drain(10)
+    await node.drain(60)
     await node.close()
     assert where
     assert threading.get_ident() not in where
@@ -219,7 +223,7 @@ async def test_a_large_load_from_the_bucket_does_not_hold_up_those_from_ram(
     get = S3Store.get
 
     def slow(self: S3Store, name: str, start: int = 0, length: int | None = None) -> bytes | None:
-        assert release.wait(20)
+        assert release.wait(120)
         return get(self, name, start, length)
 
     monkeypatch.setattr(S3Store, "get", slow)

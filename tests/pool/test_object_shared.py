@@ -94,18 +94,18 @@ def test_nodes_that_packed_the_same_pages_leave_one_of_the_packs(
     one, other = start(), start()
     for tier in (one, other):
         fill(tier, 20, SMALL)
-        tier.flush(10)
+        tier.flush(60)
     for _ in range(2):
         for tier in (one, other):
             tier.look()
-            tier.flush(10)
+            tier.flush(60)
             assert packs(s3_settings)
     for tier in (one, other, start()):
         assert_has_all(tier, range(20))
     now[0] += LONG_S
     for tier in (one, other):
         tier.look()
-        tier.flush(10)
+        tier.flush(60)
         tier.look()
     assert len(packs(s3_settings)) == 1
     for tier in (one, other):
@@ -120,11 +120,11 @@ def test_packs_that_have_some_pages_in_common_lose_none(
     fill(one, 20, SMALL)
     fill(other, 20, SMALL, first=10)
     for tier in (one, other):
-        tier.flush(10)
+        tier.flush(60)
     for _ in range(4):
         for tier in (one, other):
             tier.look()
-            tier.flush(10)
+            tier.flush(60)
         now[0] += LONG_S
     for tier in (one, other, start()):
         assert_has_all(tier, range(30))
@@ -137,10 +137,10 @@ def test_a_pack_that_is_being_sent_is_not_taken_for_somebody_elses(
     tier = start(store=store)
     store.meanwhile = tier.look
     fill(tier, 20, SMALL)
-    tier.flush(10)
+    tier.flush(60)
     assert len(packs(s3_settings)) == 1
     tier.look()
-    tier.flush(10)
+    tier.flush(60)
     assert tier.used_bytes == sum(objects(s3_settings).values())
     assert_has_all(tier, range(20))
 
@@ -151,14 +151,14 @@ def test_a_pack_that_takes_the_place_of_another_is_not_taken_for_somebody_elses(
     store = Interrupted(store_of(s3_settings))
     tier = start(store=store)
     headers = fill(tier, 40, SMALL)
-    tier.flush(10)
+    tier.flush(60)
     store.meanwhile, store.is_done = tier.look, False
     for header in headers[:25]:
         assert tier.remove(id_of(header))
-    tier.flush(10)
+    tier.flush(60)
     assert store.is_done, "a pack was sent anew"
     tier.look()
-    tier.flush(10)
+    tier.flush(60)
     assert tier.used_bytes == sum(objects(s3_settings).values())
     assert_has_all(tier, range(25, 40))
 
@@ -176,7 +176,7 @@ def test_a_page_file_whose_page_leaves_while_it_is_sent_leaves_too(
 
     store.meanwhile = leave
     fill(tier, 1, LARGE, first=1)
-    tier.flush(10)
+    tier.flush(60)
     assert tier.lookup(id_of(header)) is LookupStatus.MISS
     assert objects(s3_settings) == {}
     assert tier.used_bytes == 0
@@ -188,7 +188,7 @@ def test_a_pack_whose_pages_all_leave_while_it_is_sent_gives_its_bytes_back_once
     store = Interrupted(store_of(s3_settings))
     tier = start(store=store)
     fill(tier, 5, LARGE, first=100)
-    tier.flush(10)
+    tier.flush(60)
     store.is_done = False
     headers = [sample_page(number, SMALL)[0] for number in range(20)]
 
@@ -198,7 +198,7 @@ def test_a_pack_whose_pages_all_leave_while_it_is_sent_gives_its_bytes_back_once
 
     store.meanwhile = leave
     fill(tier, 20, SMALL)
-    tier.flush(10)
+    tier.flush(60)
     for _ in range(2):
         tier.look()
         assert tier.used_bytes == sum(objects(s3_settings).values())
@@ -213,9 +213,9 @@ def test_a_page_that_two_workers_computed_with_other_bits_stays_and_is_served_by
     one, other = start(), start()
     mine, theirs = sample_page(1, size), with_other_bits(1, size)
     assert put(one, *mine)
-    one.flush(10)
+    one.flush(60)
     assert put(other, *theirs)
-    other.flush(10)
+    other.flush(60)
     page = id_of(mine[0])
     for _ in range(3):
         for tier in (one, other):
@@ -227,7 +227,7 @@ def test_a_page_that_two_workers_computed_with_other_bits_stays_and_is_served_by
         now[0] += LONG_S
         for tier in (one, other):
             tier.look()
-            tier.flush(10)
+            tier.flush(60)
     assert len([name for name in objects(s3_settings) if not name.startswith("lists/")]) == 1
 
 
@@ -237,17 +237,17 @@ def test_a_name_that_something_strange_has_is_left_to_it(
     tier = start()
     header, payload = sample_page(1, LARGE)
     assert put(tier, header, payload)
-    tier.flush(10)
+    tier.flush(60)
     (name,) = objects(s3_settings)
     store = store_of(s3_settings)
     store.remove([name])
     assert store.put(name, b"what no page begins like")
     other = start()
     assert put(other, header, payload)
-    other.flush(10)
+    other.flush(60)
     assert read(other, id_of(header)) is LookupStatus.MISS
     assert other.written.dropped == 1
-    other.flush(10)
+    other.flush(60)
     assert store.get(name) == b"what no page begins like"
 
 
@@ -259,16 +259,16 @@ def test_what_is_found_to_be_missing_is_not_removed_where_another_node_has_made_
     header, payload = sample_page(1, LARGE)
     page = id_of(header)
     assert put(one, header, payload)
-    one.flush(10)
+    one.flush(60)
     other.look()
     assert one.remove(page)
-    one.flush(10)
+    one.flush(60)
     # Pinned once more, so that the page leaves later than it was found to be missing.
     first = other._table.entries[page]
     first.pins += 1
     assert read(other, page) is LookupStatus.MISS
     assert put(one, header, payload)
-    one.flush(10)
+    one.flush(60)
     other._unpin(page, first)
-    other.flush(10)
+    other.flush(60)
     assert read(one, page) == payload

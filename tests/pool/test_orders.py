@@ -34,10 +34,10 @@ async def test_removed_pages_are_gone_from_every_node_and_tier(
     for node in nodes:
         await asyncio.to_thread(node._cache.save, float("inf"))
     gone = [*pages.pages[:40], NOWHERE]
-    said = await client.orders.remove(gone, deadline_s=10)
+    said = await client.orders.remove(gone, deadline_s=60)
     assert said == [DONE] * 40 + [NOT_HELD]
     assert await pages.hits(client) == [False] * 40 + [True] * 60
-    assert await client.orders.remove(gone, deadline_s=10) == [NOT_HELD] * 41
+    assert await client.orders.remove(gone, deadline_s=60) == [NOT_HELD] * 41
     assert sum(node.status().pages["pool_disk"] for node in nodes) == 60
 
 
@@ -48,15 +48,15 @@ async def test_a_pinned_page_outlives_what_pushes_out_all_others(
     client, pages = make_client(), SamplePages(4, size=100_000)
     await pages.store(client)
     kept = pages.pages[:2]
-    assert await client.orders.pin([*kept, NOWHERE], 60, deadline_s=10) == [DONE, DONE, NOT_HELD]
+    assert await client.orders.pin([*kept, NOWHERE], 60, deadline_s=60) == [DONE, DONE, NOT_HELD]
     assert node.status().pinned_pages == 2
     assert node.status().pinned_bytes == 200_000
     for first in (100, 200, 300):  # On a busy node some of them find no room.
         await SamplePages(40, first=first, size=100_000).store(client)
     assert await pages.hits(client) == [True, True, False, False]
-    assert await client.orders.remove(kept, deadline_s=10) == [IN_USE, IN_USE]
-    assert await client.orders.unpin(kept, deadline_s=10) == [DONE, DONE]
-    assert await client.orders.unpin(kept, deadline_s=10) == [NOT_HELD, NOT_HELD]
+    assert await client.orders.remove(kept, deadline_s=60) == [IN_USE, IN_USE]
+    assert await client.orders.unpin(kept, deadline_s=60) == [DONE, DONE]
+    assert await client.orders.unpin(kept, deadline_s=60) == [NOT_HELD, NOT_HELD]
     for first in (400, 500, 600):
         await SamplePages(40, first=first, size=100_000).store(client)
     assert not any(await pages.hits(client))
@@ -68,15 +68,15 @@ async def test_a_pin_ends_when_its_time_is_over_and_asking_again_makes_it_longer
     node = await start_node()
     client, pages = make_client(), SamplePages(2)
     await pages.store(client)
-    assert await client.orders.pin(pages.pages, 0.2, deadline_s=10) == [DONE, DONE]
-    assert await client.orders.pin(pages.pages[:1], 3600, deadline_s=10) == [DONE]
-    assert await client.orders.pin(pages.pages[:1], 0.2, deadline_s=10) == [DONE]
+    assert await client.orders.pin(pages.pages, 0.2, deadline_s=60) == [DONE, DONE]
+    assert await client.orders.pin(pages.pages[:1], 3600, deadline_s=60) == [DONE]
+    assert await client.orders.pin(pages.pages[:1], 0.2, deadline_s=60) == [DONE]
 
     async def one_is_left() -> bool:
         return node.status().pinned_pages == 1
 
     await until(one_is_left)
-    assert await client.orders.remove(pages.pages, deadline_s=10) == [IN_USE, DONE]
+    assert await client.orders.remove(pages.pages, deadline_s=60) == [IN_USE, DONE]
 
 
 async def test_a_page_that_only_the_disk_has_is_pinned_in_ram(
@@ -86,7 +86,7 @@ async def test_a_page_that_only_the_disk_has_is_pinned_in_ram(
     client, pages = make_client(), SamplePages(40, size=100_000)
     await pages.store(client)
     # The mover makes room, or the page may be used and come up, at the same time.
-    assert await client.orders.pin(pages.pages[:1], 60, deadline_s=10) == [DONE]
+    assert await client.orders.pin(pages.pages[:1], 60, deadline_s=60) == [DONE]
     held = {entry.key for entry in node._cache.entries() if entry.tier is Tier.POOL_RAM}
     assert pages.pages[0].key in held
 
@@ -97,14 +97,14 @@ async def test_a_node_that_is_told_to_stop_lets_go_of_pins_and_a_dead_one_is_tol
     node = await start_node(move_after_s=3600)
     client, pages = make_client(), SamplePages(2)
     await pages.store(client)
-    assert await client.orders.pin(pages.pages, 60, deadline_s=10) == [DONE, DONE]
+    assert await client.orders.pin(pages.pages, 60, deadline_s=60) == [DONE, DONE]
     other = await start_node("other", move_after_s=3600)
     await other.close()
-    assert await client.orders.remove(pages.pages[:1], deadline_s=5) == [PageChange.FAILED]
-    assert await client.orders.pin(pages.pages, 60, deadline_s=5) == [DONE, DONE]
-    await node.drain(10)
+    assert await client.orders.remove(pages.pages[:1], deadline_s=60) == [PageChange.FAILED]
+    assert await client.orders.pin(pages.pages, 60, deadline_s=60) == [DONE, DONE]
+    await node.drain(60)
     assert node.status().pinned_pages == 0
-    assert await client.orders.pin(pages.pages, 60, deadline_s=5) == [PageChange.FAILED] * 2
+    assert await client.orders.pin(pages.pages, 60, deadline_s=60) == [PageChange.FAILED] * 2
     del places.known[other.place]
 
 
