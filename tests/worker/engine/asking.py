@@ -53,7 +53,7 @@ class Asker:
             lambda: answer.finish_reason is not None or answer.refused is not None
         )
 
-    async def until_told(self, condition: Any, timeout_s: float = 20.0) -> None:
+    async def until_told(self, condition: Any, timeout_s: float = 60.0) -> None:
         async with asyncio.timeout(timeout_s), self._told:
             await self._told.wait_for(condition)
 

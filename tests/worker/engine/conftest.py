@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from pie.pool import links
 from pie.tokens.tokenizer import Tokenizer
+from pie.worker import grammar, grammar_queue, offload
+from pie.worker.grammar_process import Setup
 from tests.worker.engine.driver import byte_tokenizer
 
 
@@ -18,6 +22,18 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tokenizer(tokenizer_folder: Path) -> Tokenizer:
     return Tokenizer.load(tokenizer_folder)
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine must not turn a load into a miss, or make a grammar take too long to compile.
+
+    Who tests that one is given up says when.
+    """
+    monkeypatch.setattr(offload, "_LEAST_LOAD_S", 30.0)
+    monkeypatch.setattr(links, "_PATIENCE_S", 30.0)
+    monkeypatch.setattr(grammar, "Setup", functools.partial(Setup, limit_s=100.0))
+    monkeypatch.setattr(grammar_queue, "_LIMIT_S", 100.0)
 
 
 @pytest.fixture(autouse=True)

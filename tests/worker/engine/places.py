@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import shutil
 import tempfile
+import threading
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from pie.page.events import Epoch, PlaceId
 from pie.policies.policy_set import PolicySet
 from pie.pool.node import PoolNode
 from pie.pool.settings import PoolSettings
+from pie.worker.batch import Batch, StepOutput
 from pie.worker.service import WorkerService
 from pie.worker.settings import DEFAULT_CACHE_FOLDER, ModelSettings
 from tests.support.models import save_tiny
@@ -41,6 +44,7 @@ def worker_settings(folder: Path, **fields: Any) -> ModelSettings:
         "device_kv_budget": "2MiB",
         "threads": 1,
         "cache_folder": str(_cache_folder(folder.parent)),
+        "transfer_timeout_s": 30.0,
     }
     return ModelSettings.model_validate(given | fields)
 
@@ -132,7 +136,31 @@ class Places:
         shutil.rmtree(self.sockets)
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+class Brake:
+    """Holds a worker's steps up, so that an answer lasts as long as a test needs on any machine."""
+
+    def __init__(self, worker: WorkerService, *, pause_s: float = 0.0) -> None:
+        assert worker._engine is not None
+        runner = worker._engine._runner
+        self.pause_s = pause_s
+        self.left: int | None = None
+        """Steps before it stands still by itself."""
+        self.free = threading.Event()
+        self.free.set()
+        self._run = runner.run
+        runner.run = self._slowly  # type: ignore[method-assign]
+
+    def _slowly(self, batch: Batch) -> StepOutput:
+        if self.left is not None:
+            self.left -= 1
+            if self.left < 0:
+                self.free.clear()
+        time.sleep(self.pause_s)
+        assert self.free.wait(120)
+        return self._run(batch)
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """Wait until something is so."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 – other processes make it so

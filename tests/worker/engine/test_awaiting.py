@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from pie.wire.messages import RefusalCode
 from pie.worker.status import WorkerStatus
 from tests.support.models import tiny_module
 from tests.support.redis_server import index_settings, redis_server, redis_url
+from tests.worker.engine.clock import Clock
 from tests.worker.engine.places import PAGE, Places, model_folder, until
 from tests.worker.engine.test_models import expect
 
@@ -60,7 +62,7 @@ async def test_what_does_not_come_is_computed_at_the_limit(places: Places) -> No
     await places.pool()
     worker = await places.worker("w0", attention="torch")
     asker = await places.asker(worker)
-    answer = await asker.ask(PROMPT, await_pages=PAGES, await_s=0.3, deadline_s=30.0)
+    answer = await asker.ask(PROMPT, await_pages=PAGES, await_s=0.3, deadline_s=250.0)
     assert answer.refused is None
     expect(tiny_module("llama"), PROMPT, answer)
     status = worker.status()
@@ -71,6 +73,7 @@ async def test_after_a_wait_for_nothing_nobody_waits_for_a_while(
     places: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pie.worker.awaiting.time", clock := Clock())
+    monkeypatch.setattr("pie.worker.awaiting.asyncio", limits := Limits())
     await places.pool()
     worker = await places.worker("w0", attention="torch")
     asker = await places.asker(worker)
@@ -78,7 +81,9 @@ async def test_after_a_wait_for_nothing_nobody_waits_for_a_while(
         # What it computes itself goes to the pool.
         first, second = [[int(paused_s), one, *PROMPT] for one in (1, 2)]
         in_vain = worker.status().awaited_in_vain
-        both = [await asker.send(first, 1, await_pages=PAGES, await_s=0.3) for _ in range(2)]
+        both = [await asker.send(first, 1, await_pages=PAGES, await_s=60.0) for _ in range(2)]
+        await until(lambda: worker.status().awaiting == 2)
+        limits.end()
         for _, answer in both:
             await asker.ended(answer)
         assert worker.status().awaited_in_vain == in_vain + 2
@@ -89,13 +94,23 @@ async def test_after_a_wait_for_nothing_nobody_waits_for_a_while(
         clock.now_s += 0.2
 
 
-class Clock:
-    """Time that a test lets pass."""
+class Limits:
+    """`asyncio` with limits that end when a test says so."""
 
-    now_s = 1_000.0
+    def __init__(self) -> None:
+        self._begun: list[asyncio.Timeout] = []
 
-    def monotonic(self) -> float:
-        return self.now_s
+    def timeout(self, seconds: float) -> asyncio.Timeout:
+        self._begun.append(asyncio.timeout(seconds))
+        return self._begun[-1]
+
+    def end(self) -> None:
+        for one in self._begun:
+            one.reschedule(0.0)
+        self._begun.clear()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
 
 
 async def test_without_a_pool_nobody_waits(places: Places) -> None:
@@ -129,7 +144,7 @@ async def test_a_worker_that_drains_lets_nobody_wait(places: Places) -> None:
     asker = await places.asker(worker)
     _, answer = await asker.send(PROMPT, await_pages=PAGES, await_s=60.0)
     await until(lambda: worker.status().awaiting == 1)
-    await asyncio.wait_for(worker.drain(20), 20)
+    await asyncio.wait_for(worker.drain(60), 60)
     await asker.ended(answer)
     assert answer.refused is not None
     assert answer.refused.code is RefusalCode.DRAINING, "the router sends it elsewhere"

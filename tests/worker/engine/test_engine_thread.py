@@ -38,7 +38,7 @@ async def test_an_idle_engine_sleeps(tokenizer: Tokenizer, monkeypatch: pytest.M
     monkeypatch.setattr(engine.engine, "step", counted)
     engine.start()
     await engine.ask(range(9), 3)
-    await asyncio.sleep(0.05)
+    await engine.until(lambda: engine.reports[-1].idle)
     before = steps
     await asyncio.sleep(0.3)
     assert steps == before
@@ -69,7 +69,7 @@ async def test_a_bug_in_the_engine_is_told(
     engine.submit([1], 1)
     await engine.until(lambda: bool(engine.deaths))
     assert str(engine.deaths[0]) == "a bug"
-    assert engine.thread.stop(1.0)
+    assert engine.thread.stop(60.0)
 
 
 async def test_can_be_stopped_before_it_started(tokenizer: Tokenizer) -> None:

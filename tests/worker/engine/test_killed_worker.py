@@ -18,17 +18,18 @@ from pie.page.events import PlaceId
 from tests.support.models import tiny_module
 from tests.support.redis_server import index_settings, redis_server, redis_url
 from tests.worker.engine.asking import Asker
-from tests.worker.engine.places import Places, model_folder, until, worker_settings
+from tests.worker.engine.places import Brake, Places, model_folder, until, worker_settings
 from tests.worker.engine.test_models import expect
 
 __all__ = ["index_settings", "redis_server", "redis_url"]
 
 pytestmark = pytest.mark.live
 
+ROOT = Path(__file__).parents[3]
 PLACE = PlaceId("w0")
 PROMPT = list(range(10, 60))
 
-StartProcess = Callable[[], Awaitable[tuple[subprocess.Popen[bytes], PlaceRecord]]]
+StartProcess = Callable[..., Awaitable[tuple[subprocess.Popen[bytes], PlaceRecord]]]
 
 
 @pytest.fixture
@@ -45,16 +46,19 @@ async def places(
 async def start_process(places: Places) -> AsyncIterator[StartProcess]:
     processes: list[subprocess.Popen[bytes]] = []
 
-    async def start() -> tuple[subprocess.Popen[bytes], PlaceRecord]:
+    async def start(*, steps: int = 0) -> tuple[subprocess.Popen[bytes], PlaceRecord]:
         process = subprocess.Popen(  # noqa: ASYNC220 – it returns at once
             [
                 sys.executable,
-                str(Path(__file__).with_name("worker_process.py")),
+                "-m",
+                "tests.worker.engine.worker_process",
                 PLACE,
                 f"ipc://{places.sockets}/{PLACE}",
                 worker_settings(places.folder).model_dump_json(),
                 places.index.model_dump_json(),
+                str(steps),
             ],
+            cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -76,20 +80,20 @@ async def connect(record: PlaceRecord) -> Asker:
 
 
 COUNT = 120
-"""Tokens of an answer that is not over when its worker is killed."""
+"""Tokens of an answer that is not over when its worker is killed: it stands still before."""
 
 
 async def test_a_killed_worker_is_noticed_and_its_answer_goes_on_at_the_next_start(
     places: Places, start_process: StartProcess
 ) -> None:
     node = await places.pool()
-    process, record = await start_process()
+    process, record = await start_process(steps=60)
     asker = await connect(record)
     _, answer = await asker.send(PROMPT, COUNT, ignore_eos=True)
     await asker.until_told(lambda: len(answer.token_ids) >= 20)
     await until(lambda: sum(node.status().pages.values()) > 0)
     process.kill()
-    await asyncio.wait_for(asker.gone.wait(), 5)
+    await asyncio.wait_for(asker.gone.wait(), 60)
     await asker.client.close()
     await until(lambda: PLACE not in places.mirror.places())
 
@@ -112,6 +116,7 @@ async def test_a_worker_whose_engine_ends_says_so_and_takes_nothing_more(
     deaths: list[BaseException] = []
     worker = await places.worker("w0", pool=False, on_dead=deaths.append)
     asker = await connect(worker.record)
+    Brake(worker, pause_s=0.05)
     _, answer = await asker.send(PROMPT, 400, ignore_eos=True)
     await asker.until_told(lambda: answer.deltas > 2)
 

@@ -22,7 +22,7 @@ from pie.wire.place_orders import Drained, DrainNode, TakeAgain, TakesAgain
 from pie.worker.leaving import Emptying
 from pie.worker.service import WorkerService
 from tests.worker.engine.asking import Asker
-from tests.worker.engine.places import Places, model_folder, until
+from tests.worker.engine.places import Brake, Places, model_folder, until
 
 PROMPT = [5, 6, 7]
 
@@ -39,13 +39,13 @@ async def places(
 
 async def undo(asker: Asker) -> None:
     ask = TakeAgain(new_request_id(), asker.client.epoch)
-    answer, _ = await asker.client.request(ask, timeout_s=20)
+    answer, _ = await asker.client.request(ask, timeout_s=120)
     assert isinstance(answer, TakesAgain)
 
 
-async def drain(asker: Asker, timeout_s: float = 20) -> Drained:
+async def drain(asker: Asker, timeout_s: float = 60) -> Drained:
     ask = DrainNode(new_request_id(), asker.client.epoch, timeout_s)
-    answer, _ = await asker.client.request(ask, timeout_s=60)
+    answer, _ = await asker.client.request(ask, timeout_s=120)
     assert isinstance(answer, Drained)
     return answer
 
@@ -80,13 +80,15 @@ async def test_a_drain_under_way_ends_when_it_is_undone_and_who_asked_for_it_is_
     await places.pool()
     worker = await places.worker("w0", attention="torch")
     asker, other = await places.asker(worker), await places.asker(worker)
+    brake = Brake(worker, pause_s=0.05)
     _, running = await asker.send(PROMPT, 100, ignore_eos=True)
     await asker.until_told(lambda: running.deltas > 1)
-    draining = asyncio.create_task(drain(other, 60))
+    draining = asyncio.create_task(drain(other, 90))
     await until(lambda: worker.status().state == "draining")
     await undo(asker)
     with pytest.raises(RefusedError, match="it was told meanwhile to take requests again"):
         await draining
+    brake.pause_s = 0.0
     await assert_taken(places, worker, asker)
     await asker.ended(running)
     assert len(running.token_ids) == 100

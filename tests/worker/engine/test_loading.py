@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +20,7 @@ from pie.worker.load_choice import LoadTier, Run
 from pie.worker.load_job import LoadJob
 from pie.worker.offload import Offload
 from pie.worker.rates import Rate
+from tests.worker.engine.clock import Clock, Hanging, stopped
 from tests.worker.engine.threaded import DictPool
 from tests.worker.engine.tiers import (
     FULL,
@@ -48,16 +48,10 @@ async def workers(tokenizer: Tokenizer) -> AsyncIterator[Workers]:
     await workers.close()
 
 
-class Hanging:
-    """A sleep that lasts until a test ends it."""
-
-    def __init__(self) -> None:
-        self.over = threading.Event()
-        self.on = False
-
-    def __call__(self, _seconds: float) -> None:
-        if self.on:
-            self.over.wait(60)
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """What loads take for the time: a busy machine makes none of them late."""
+    return stopped(monkeypatch)
 
 
 def offload_of(worker: Worker) -> Offload:
@@ -65,9 +59,15 @@ def offload_of(worker: Worker) -> Offload:
     return worker.engine.offload
 
 
-async def test_a_burst_of_loads_is_no_stall(workers: Workers) -> None:
-    pause_s = 0.0
-    slow = SlowTier(host_tier(4 * MIB), 1.0, lambda _: time.sleep(pause_s))
+async def test_a_burst_of_loads_is_no_stall(workers: Workers, clock: Clock) -> None:
+    pause_s, all_wait = 0.0, threading.Event()
+    all_wait.set()
+
+    def pause(_seconds: float) -> None:
+        assert all_wait.wait(60)
+        clock.sleep(pause_s)
+
+    slow = SlowTier(host_tier(4 * MIB), 1.0, pause)
     worker = await workers.start(stacked(slow), pages=160, limit_s=20)
     prompts = [[number, *PROMPT] for number in range(10)]
     for prompt in prompts:
@@ -77,7 +77,11 @@ async def test_a_burst_of_loads_is_no_stall(workers: Workers) -> None:
     # Each load takes a sixth of its time, all of them together more than one has.
     worker.engine.engine._times.prefill = Unmeasured(len(PROMPT) / 0.6)
     pause_s = 0.01
+    all_wait.clear()
     answers = [worker.engine.submit(prompt, 3) for prompt in prompts]
+    queue = offload_of(worker)._loading[LoadTier.HOST]._work
+    await worker.engine.until(lambda: queue.qsize() == len(prompts) - 1)
+    all_wait.set()
     await worker.engine.until(lambda: all(one.finish_reason for one in answers))
     assert [one.cached.host for one in answers] == [FULL * PAGE] * 10
     assert not offload_of(worker).stalls[LoadTier.HOST].is_paused
@@ -88,13 +92,13 @@ async def test_a_burst_of_loads_is_no_stall(workers: Workers) -> None:
 
 
 async def on_both(
-    workers: Workers, tmp_path: Path, **options: Any
+    workers: Workers, clock: Clock, tmp_path: Path, **options: Any
 ) -> tuple[Worker, threading.Event]:
     """Return a worker with five of its pages in host memory and on disk, the others on disk alone.
 
     Until the event is set its disk hangs.
     """
-    disk = Hanging()
+    disk = Hanging(clock)
     slow = SlowTier(disk_tier(tmp_path), 1.0, disk)
     worker = await workers.start(stacked(host_tier(), slow), pages=40, limit_s=5, **options)
     await worker.ask(PROMPT)
@@ -109,9 +113,9 @@ async def on_both(
 
 
 async def test_a_disk_that_hangs_after_host_memory_gave_its_part_is_left_alone(
-    workers: Workers, tmp_path: Path
+    workers: Workers, clock: Clock, tmp_path: Path
 ) -> None:
-    worker, over = await on_both(workers, tmp_path)
+    worker, over = await on_both(workers, clock, tmp_path)
     answer = await worker.ask(FOLLOW_UP, 5)
     assert answer.token_ids == toy_answer(FOLLOW_UP, 5)
     assert (answer.cached.host, answer.cached.disk) == (5 * PAGE, 0)
@@ -120,11 +124,13 @@ async def test_a_disk_that_hangs_after_host_memory_gave_its_part_is_left_alone(
     over.set()
 
 
-async def test_what_a_paused_disk_has_comes_from_the_pool(workers: Workers, tmp_path: Path) -> None:
+async def test_what_a_paused_disk_has_comes_from_the_pool(
+    workers: Workers, clock: Clock, tmp_path: Path
+) -> None:
     pool = DictPool()
-    worker, over = await on_both(workers, tmp_path, pool=pool)
+    worker, over = await on_both(workers, clock, tmp_path, pool=pool)
     await worker.engine.until(lambda: len(pool.pages) >= FULL)
-    offload_of(worker).stalls[LoadTier.DISK].gave_up(time.monotonic())
+    offload_of(worker).stalls[LoadTier.DISK].gave_up(clock.monotonic())
     answer = await worker.ask(FOLLOW_UP, 5)
     assert answer.token_ids == toy_answer(FOLLOW_UP, 5)
     assert (answer.cached.host, answer.cached.pool) == (5 * PAGE, (FULL - 5) * PAGE)
@@ -140,7 +146,7 @@ class SomeRuns:
 
 @pytest.mark.parametrize("pool", [None, DictPool()])
 async def test_of_a_recurrent_model_nothing_is_loaded_without_its_snapshot(
-    pool: DictPool | None,
+    pool: DictPool | None, clock: Clock
 ) -> None:
     layout = SimpleNamespace(page_tokens=PAGE, parts=(Part.FULL, Part.STATE))
     copies: Any = SimpleNamespace(names=SimpleNamespace(layout=layout))
@@ -149,7 +155,7 @@ async def test_of_a_recurrent_model_nothing_is_loaded_without_its_snapshot(
     working_set = SimpleNamespace(loadable_keys=list(range(9)), frozen=0)
     sequence: Any = SimpleNamespace(working_set=working_set, load_wish=None, load_decision=None)
     assert one.wish(sequence, Rate(1000.0)) == 8
-    one.stalls[LoadTier.DISK].gave_up(time.monotonic())
+    one.stalls[LoadTier.DISK].gave_up(clock.monotonic())
     assert one.wish(sequence, Rate(1000.0)) == (0 if pool is None else 9)
     assert sequence.load_decision is None, "nothing has begun"
     assert one.counts.paused == 1
@@ -171,8 +177,10 @@ async def test_a_load_that_breaks_is_a_miss_and_its_sequence_goes_on(
     assert worker.engine.engine.status.loads_missed == 1
 
 
-async def test_a_cancelled_load_is_not_a_missed_one(workers: Workers, tmp_path: Path) -> None:
-    disk = Hanging()
+async def test_a_cancelled_load_is_not_a_missed_one(
+    workers: Workers, clock: Clock, tmp_path: Path
+) -> None:
+    disk = Hanging(clock, 0.0)
     worker = await workers.start(stacked(SlowTier(disk_tier(tmp_path), 1.0, disk)))
     await worker.ask(PROMPT)
     await worker.settled()
@@ -189,35 +197,25 @@ async def test_a_cancelled_load_is_not_a_missed_one(workers: Workers, tmp_path: 
     assert not offload_of(worker).stalls[LoadTier.DISK].is_paused
 
 
-async def test_closing_leaves_a_disk_behind_that_hangs(workers: Workers, tmp_path: Path) -> None:
-    worker, over = await on_both(workers, tmp_path)
+async def test_closing_leaves_a_disk_behind_that_hangs(
+    workers: Workers, clock: Clock, tmp_path: Path
+) -> None:
+    worker, over = await on_both(workers, clock, tmp_path)
     await worker.ask(FOLLOW_UP, 5)
     await offload_of(worker).close(0.01)
     over.set()
 
 
-class Counted(DictPool):
-    """Remembers how many pages came at once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sizes: list[int] = []
-
-    async def store(self, headers: Any, payloads: Any, **options: Any) -> Any:
-        self.sizes.append(len(headers))
-        return await super().store(headers, payloads, **options)
-
-
 async def test_no_more_of_a_batch_is_copied_out_at_once_than_may_be(
     workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pool = Counted()
+    pool = DictPool()
     worker = await workers.start(opened(host=MIB), pool=pool)
     layout = offload_of(worker).layout
     monkeypatch.setattr(storing, "_COPY_BYTES", 3 * layout.page_bytes)
     await worker.ask(PROMPT)
     await worker.settled()
-    assert pool.sizes == [3, 3, 3, 1]
+    assert pool.stores == [3, 3, 3, 1]
     assert worker.engine.engine.status.pages_stored == FULL
     assert worker.engine.engine.status.pages_store_dropped == 0
 

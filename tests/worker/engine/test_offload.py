@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,10 +11,11 @@ import pytest
 
 from pie.page.key import RootKey
 from pie.tokens.tokenizer import Tokenizer
-from pie.worker import stores
+from pie.worker import stalls, stores
 from pie.worker.load_choice import LoadTier
 from pie.worker.page_copies import PageNames
 from pie.worker.rates import Rate
+from tests.worker.engine.clock import Clock, stopped
 from tests.worker.engine.threaded import DictPool, Threaded
 from tests.worker.engine.toys import ToyRunner, toy_answer, toy_layout
 
@@ -31,6 +31,12 @@ class Worker:
     async def stored(self, pages: int) -> None:
         """Wait until the pool took so many pages."""
         await self.engine.until(lambda: self.engine.engine.status.pages_stored >= pages)
+
+
+def limit_loads(worker: Worker, limit_s: float) -> None:
+    """Let the loads and stores of a worker take no longer than that from now on."""
+    assert worker.engine.offload is not None
+    worker.engine.offload._limit_s = limit_s
 
 
 Start = Callable[..., Awaitable[Worker]]
@@ -157,6 +163,7 @@ async def test_a_load_that_stalls_is_given_up_for_computing(start: Start, pool: 
     maker, user = await start(), await start()
     await maker.engine.ask(PROMPT, 1)
     await maker.stored(FULL)
+    limit_loads(user, 0.2)
     pool.load_delay_s = 60
     answer = await user.engine.ask(PROMPT, 3)
     assert answer.token_ids == toy_answer(PROMPT, 3)
@@ -164,31 +171,37 @@ async def test_a_load_that_stalls_is_given_up_for_computing(start: Start, pool: 
 
 
 async def test_a_pool_that_hangs_costs_one_request_its_time_and_not_each(
-    start: Start, pool: DictPool
+    start: Start, pool: DictPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # No request comes so late that the pause is over.
+    monkeypatch.setattr(stalls, "_FIRST_PAUSE_S", 1000.0)
+    monkeypatch.setattr(stalls, "_LONGEST_PAUSE_S", 30_000.0)
     worker = await start()
     offload = worker.engine.offload
     assert offload is not None
+    limit_loads(worker, 0.2)
     pool.load_delay_s = 60
     for number in range(4):
         await worker.engine.ask([number, *PROMPT], 1)
     assert (pool.loads, worker.engine.engine.status.loads_skipped) == (1, 3)
-    stalls = offload.stalls[LoadTier.POOL]
-    stalls.until_s = 0.0  # the pause is over
+    paused = offload.stalls[LoadTier.POOL]
+    assert paused.next_s == 2000.0
+    paused.until_s = 0.0  # the pause is over
     await worker.engine.ask([50, *PROMPT], 1)
     assert pool.loads == 2
-    assert stalls.next_s == 4.0
-    stalls.until_s = pool.load_delay_s = 0.0
+    assert paused.next_s == 4000.0
+    paused.until_s = pool.load_delay_s = 0.0
+    limit_loads(worker, 30.0)
     await worker.engine.ask([51, *PROMPT], 1)
     await worker.engine.ask([52, *PROMPT], 1)
     assert pool.loads == 4, "a quick miss is no reason to wait"
 
 
-def slowed(copy: Callable[..., Any]) -> Callable[..., Any]:
+def slowed(copy: Callable[..., Any], clock: Clock) -> Callable[..., Any]:
     """Return a copy of pages that takes its time for each."""
 
     def slow(*arguments: Any) -> Any:
-        time.sleep(0.05)
+        clock.sleep(0.05)
         return copy(*arguments)
 
     return slow
@@ -198,32 +211,31 @@ async def test_a_store_keeps_to_its_time_and_what_is_left_is_offered_again(
     start: Start, pool: DictPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stores, "AGAIN_S", 0.01)
+    clock = stopped(monkeypatch)
     worker = await start()
-    assert worker.engine.offload is not None
-    worker.engine.offload._limit_s = 0.18
-    worker.runner.export = slowed(worker.runner.export)  # type: ignore[method-assign]
-    prompt = list(range(3, 43))
-    await worker.engine.ask(prompt, 1)
-    await worker.engine.until(lambda: len(pool.pages) > 0)
-    assert len(pool.pages) <= 4
+    limit_loads(worker, 0.18)
+    worker.runner.export = slowed(worker.runner.export, clock)  # type: ignore[method-assign]
+    await worker.engine.ask(list(range(3, 43)), 1)
     await worker.stored(10)
     assert worker.engine.engine.status.pages_store_dropped == 0
-    assert len(pool.pages) == 10
+    assert pool.stores == [2] * 5, "half of the time is for sending them"
 
 
-async def test_a_load_keeps_to_its_time_copying_included(start: Start) -> None:
+async def test_a_load_keeps_to_its_time_copying_included(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = stopped(monkeypatch)
     maker, user = await start(), await start()
     prompt = list(range(3, 43))
     await maker.engine.ask(prompt, 1)
     await maker.stored(10)
-    assert user.engine.offload is not None
-    user.engine.offload._limit_s = 0.18
-    user.runner.load = slowed(user.runner.load)  # type: ignore[method-assign]
+    limit_loads(user, 0.18)
+    user.runner.load = slowed(user.runner.load, clock)  # type: ignore[method-assign]
     answer = await user.engine.ask(prompt, 3)
     assert answer.token_ids == toy_answer(prompt, 3)
-    assert 4 <= answer.cached.pool <= 16
+    assert answer.cached.pool == 4 * PAGE, "what was begun in time is finished"
     assert answer.started is not None
-    assert answer.started.load_ms < 300
+    assert answer.started.load_ms == pytest.approx(200)
 
 
 async def test_others_go_on_while_one_loads(start: Start, pool: DictPool) -> None:
@@ -274,7 +286,7 @@ async def test_few_pages_and_a_busy_pool(start: Start, pool: DictPool) -> None:
         await maker.engine.ask(prompt, 4)
     worker = await start(pages=14, max_running=4, step_tokens=16)
     answers = [worker.engine.submit(prompt, 12) for prompt in prompts]
-    await worker.engine.until(lambda: all(one.finish_reason for one in answers), timeout_s=30)
+    await worker.engine.until(lambda: all(one.finish_reason for one in answers), timeout_s=120)
     for prompt, answer in zip(prompts, answers, strict=True):
         assert answer.token_ids == toy_answer(prompt, 12)
     assert worker.engine.engine.status.pages_loaded["pool"]

@@ -27,7 +27,7 @@ from pie.wire.place_orders import (
 from tests.support.redis_server import index_settings, redis_server, redis_url
 from tests.worker.engine.asking import Asker
 from tests.worker.engine.driver import byte_tokenizer
-from tests.worker.engine.places import PAGE, Places, model_folder, until
+from tests.worker.engine.places import PAGE, Brake, Places, model_folder, until
 
 __all__ = ["index_settings", "redis_server", "redis_url"]
 
@@ -58,7 +58,7 @@ class Ordered:
         self.keys = keys
 
     async def ask(self, order: Message) -> PagesMoved:
-        answer, _ = await self.asker.client.request(order, timeout_s=30)
+        answer, _ = await self.asker.client.request(order, timeout_s=120)
         assert isinstance(answer, PagesMoved)
         return answer
 
@@ -123,7 +123,8 @@ async def test_last_copies_stay_unless_the_order_says_so(places: Places) -> None
 async def test_pages_in_use_stay(places: Places) -> None:
     await places.pool()
     one = await ordered(places, "w0")
-    name, answer = await one.asker.send([*PROMPT, 3], max_tokens=500)
+    Brake(places.workers[0], pause_s=0.05)
+    name, answer = await one.asker.send([*PROMPT, 3], max_tokens=450, ignore_eos=True)
     await one.asker.until_told(lambda: answer.started is not None)
     assert (await one.let_go(0, also_last=True)).pages == 0
     await one.asker.cancel(name)
@@ -145,8 +146,8 @@ async def test_a_worker_that_leaves_hands_on_what_only_it_has(places: Places) ->
     node = await places.pool()
     one = await ordered(places, "w0")
     running, _ = await one.asker.send([*PROMPT[:PAGE], 7, 7], max_tokens=40)
-    ask = DrainNode(new_request_id(), one.asker.client.epoch, 30)
-    drained, _ = await one.asker.client.request(ask, timeout_s=60)
+    ask = DrainNode(new_request_id(), one.asker.client.epoch, 60)
+    drained, _ = await one.asker.client.request(ask, timeout_s=120)
     assert isinstance(drained, Drained)
     assert drained.left == 0
     assert drained.moved == sum(node.status().pages.values()) > PAGES
@@ -171,8 +172,8 @@ async def test_without_a_pool_a_worker_keeps_what_only_it_has_and_says_so_when_i
     assert root is not None
     one = Ordered(asker, tuple(page_keys(root, PROMPT, PAGE)))
     assert ((kept := await one.let_go(0)).pages, kept.left) == (0, PAGES), "they are last copies"
-    ask = DrainNode(new_request_id(), asker.client.epoch, 10)
-    drained, _ = await asker.client.request(ask, timeout_s=60)
+    ask = DrainNode(new_request_id(), asker.client.epoch, 60)
+    drained, _ = await asker.client.request(ask, timeout_s=120)
     assert isinstance(drained, Drained)
     assert (drained.moved, drained.left) == (0, PAGES)
 
@@ -182,13 +183,13 @@ async def test_an_order_under_way_is_given_up_for_leaving(
 ) -> None:
     node = await places.pool()
     one = await ordered(places, "w0")
-    monkeypatch.setattr(Pace, "delay_s", lambda *_: 15.0)
+    monkeypatch.setattr(Pace, "delay_s", lambda *_: 100.0)
     under_way = [asyncio.create_task(one.store(one.keys)) for _ in range(2)]
     orders = places.workers[0]._orders
     assert orders is not None
     await until(lambda: len(orders._tasks) == len(under_way))
-    ask = DrainNode(new_request_id(), one.asker.client.epoch, 10)
-    drained, _ = await one.asker.client.request(ask, timeout_s=60)
+    ask = DrainNode(new_request_id(), one.asker.client.epoch, 60)
+    drained, _ = await one.asker.client.request(ask, timeout_s=120)
     assert isinstance(drained, Drained)
     assert drained.left == 0
     assert drained.moved == sum(node.status().pages.values())
@@ -204,8 +205,8 @@ async def test_an_engine_that_is_over_keeps_no_worker_from_leaving(places: Place
     worker = places.workers[0]
     thread = worker._thread
     assert thread is not None
-    assert await asyncio.to_thread(thread.stop, 10.0)
-    async with asyncio.timeout(25):
+    assert await asyncio.to_thread(thread.stop, 60.0)
+    async with asyncio.timeout(120):
         await worker.drain(1.0)
 
 

@@ -180,7 +180,7 @@ async def test_sent_waits_for_the_last_message(peer: FakePeer) -> None:
     await settle()
     assert not waiting.done()
     peer.credit.release()
-    await asyncio.wait_for(waiting, 1)
+    await asyncio.wait_for(waiting, 60)
     await outbox.close()
 
 
@@ -191,7 +191,7 @@ async def test_a_router_that_takes_nothing_is_taken_for_gone(peer: FakePeer) -> 
     outbox.put([delta("a", 1)], LOAD)
     await settle()
     assert peer.ended is not None
-    await asyncio.wait_for(outbox.sent(), 1)
+    await asyncio.wait_for(outbox.sent(), 60)
     await outbox.close()
 
 
@@ -200,7 +200,7 @@ async def test_a_router_that_went_is_forgotten_quietly(peer: FakePeer) -> None:
     peer.error = PeerGone("it ended")
     peer.credit.release()
     outbox.put([delta("a", 1)], LOAD)
-    await asyncio.wait_for(outbox.sent(), 1)
+    await asyncio.wait_for(outbox.sent(), 60)
     assert peer.ended is None
     await outbox.close()
 
@@ -224,7 +224,7 @@ async def test_closing_ends_where_cancellations_are_lost() -> None:
         assert outbox is not None
         outbox.put([delta("a", 1)], LOAD)
     await settle()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(50):
         await outboxes.close()
     assert not any(peer.sent for peer in peers)
 
@@ -254,7 +254,7 @@ async def test_nobody_waits_for_pages_once_it_closes_whatever_the_pool_does() ->
         SimpleNamespace(request_id="r", await_pages=2, await_s=60.0, salt=None, deadline_s=None),
     )
     waiting = asyncio.create_task(awaiting.wait(b"o", request, ()))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(50):
         await pool.asked.wait()
         await awaiting.close()
         assert await waiting is None

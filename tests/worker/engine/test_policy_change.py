@@ -48,7 +48,7 @@ def thread(tokenizer: Tokenizer) -> Iterator[EngineThread]:
     thread = EngineThread(driver.engine, lambda _: None, died.append)
     thread.start()
     yield thread
-    assert thread.stop(10)
+    assert thread.stop(60)
     assert not died
 
 

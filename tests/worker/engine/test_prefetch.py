@@ -15,7 +15,7 @@ from tests.worker.engine.threaded import DictPool
 from tests.worker.engine.tiers import FULL, MIB, PAGE, PROMPT, Worker, Workers, opened
 from tests.worker.engine.toys import toy_answer
 
-LONG = 600
+LONG = 900
 """Tokens of an answer that others wait for until it is cancelled."""
 
 
@@ -46,7 +46,7 @@ async def busy(workers: Workers, pool: DictPool, host: int = MIB) -> tuple[Worke
     run = worker.runner.run
 
     def slowly(batch: Batch) -> StepOutput:
-        time.sleep(0.002)
+        time.sleep(0.01)
         return run(batch)
 
     worker.runner.run = slowly  # type: ignore[method-assign]

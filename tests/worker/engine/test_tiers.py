@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import random
-import threading
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,11 +15,12 @@ from pie.page.key import RootKey, page_keys
 from pie.pool.wrappers import FaultyTier, SlowTier
 from pie.tokens.tokenizer import Tokenizer
 from pie.wire.messages import PutStatus
-from pie.worker import offload, stores
+from pie.worker import stores
 from pie.worker.load_choice import LoadTier
 from pie.worker.load_times import LoadTimes
 from pie.worker.rates import Rate
 from tests.pool.faults import FaultyFiles
+from tests.worker.engine.clock import Clock, Hanging, stopped
 from tests.worker.engine.threaded import DictPool
 from tests.worker.engine.tiers import (
     FULL,
@@ -45,12 +44,6 @@ async def workers(tokenizer: Tokenizer) -> AsyncIterator[Workers]:
     workers = Workers(tokenizer)
     yield workers
     await workers.close()
-
-
-@pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine must not turn a load into a miss."""
-    monkeypatch.setattr(offload, "_LEAST_LOAD_S", 10.0)
 
 
 FOLLOW_UP = [*PROMPT, 60, 61]
@@ -93,7 +86,7 @@ async def test_what_host_memory_has_no_room_for_goes_to_disk(
     assert answer.token_ids == toy_answer(FOLLOW_UP, 5)
     assert answer.cached.disk > 0
     assert answer.cached.total == FULL * PAGE
-    assert worker.figure("pages_demoted") > 0
+    await worker.engine.until(lambda: worker.figure("pages_demoted") > 0)
 
 
 async def test_without_lower_tiers_what_leaves_is_computed_again(workers: Workers) -> None:
@@ -209,27 +202,14 @@ async def test_a_tier_that_is_slower_than_computing_is_not_asked(workers: Worker
     assert worker.engine.engine.status.loads_skipped == 1
 
 
-class Blocked:
-    """A sleep that lasts until a test ends it."""
-
-    def __init__(self) -> None:
-        self.over = threading.Event()
-        self.on = False
-
-    def __call__(self, _seconds: float) -> None:
-        if self.on:
-            self.over.wait(30)
-
-
 async def test_a_load_that_hangs_is_given_up_and_the_tier_left_alone(
     workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(offload, "_LEAST_LOAD_S", 0.1)
-    blocked = Blocked()
-    worker = await workers.start(stacked(SlowTier(disk_tier(tmp_path), 1.0, blocked)), pages=40)
+    disk = Hanging(stopped(monkeypatch))
+    worker = await workers.start(stacked(SlowTier(disk_tier(tmp_path), 1.0, disk)), pages=40)
     await worker.ask(PROMPT)
     await worker.forget()
-    blocked.on = True
+    disk.on = True
     answer = await worker.ask(FOLLOW_UP, 5)
     assert answer.token_ids == toy_answer(FOLLOW_UP, 5)
     assert answer.cached.total == 0
@@ -240,16 +220,16 @@ async def test_a_load_that_hangs_is_given_up_and_the_tier_left_alone(
     assert worker.engine.offload.stalls[LoadTier.DISK].is_paused
     assert worker.engine.engine.status.loads_overran == 1
     # Its page may be lent at last; nothing is written into device memory any more.
-    blocked.over.set()
+    disk.over.set()
     assert (await worker.ask(FOLLOW_UP, 5)).token_ids == toy_answer(FOLLOW_UP, 5)
 
 
 async def test_a_load_that_overruns_its_estimate_keeps_what_came(
     workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(offload, "_LEAST_LOAD_S", 0.15)
+    clock = stopped(monkeypatch, 0.15)
     pause_s = 0.0
-    slow = SlowTier(disk_tier(tmp_path), 1.0, lambda _: time.sleep(pause_s))
+    slow = SlowTier(disk_tier(tmp_path), 1.0, lambda _: clock.sleep(pause_s))
     worker = await workers.start(stacked(slow), pages=40)
     await worker.ask(PROMPT)
     await worker.forget()
@@ -262,7 +242,7 @@ async def test_a_load_that_overruns_its_estimate_keeps_what_came(
     pause_s = 0.1
     answer = await worker.ask(FOLLOW_UP, 5)
     assert answer.token_ids == toy_answer(FOLLOW_UP, 5)
-    assert answer.cached.disk < FULL * PAGE
+    assert 0 < answer.cached.disk < FULL * PAGE
     assert answer.started is not None
     assert answer.started.load is not None
     assert answer.started.load.overran
@@ -271,15 +251,15 @@ async def test_a_load_that_overruns_its_estimate_keeps_what_came(
 
 
 async def test_a_disk_that_hangs_at_a_store_keeps_nobody(workers: Workers, tmp_path: Path) -> None:
-    blocked = Blocked()
-    blocked.on = True
-    slow = SlowTier(disk_tier(tmp_path), 1.0, blocked)
+    disk = Hanging(Clock())
+    disk.on = True
+    slow = SlowTier(disk_tier(tmp_path), 1.0, disk)
     worker = await workers.start(stacked(slow), limit_s=0.2)
     for number in range(20):
         prompt = [number, *PROMPT]
         assert (await worker.ask(prompt, 3)).token_ids == toy_answer(prompt, 3)
     await worker.settled()
-    blocked.over.set()
+    disk.over.set()
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -53,7 +53,7 @@ class Threaded(Driver):
         memory: PageMemory,
         names: PageNames,
         *,
-        limit_s: float = 2.0,
+        limit_s: float = 30.0,
         secret: bytes | None = None,
         tiers: Callable[[PageCopies], LowerTiers | None] = lambda _: None,
         suspended_bytes: int = 0,
@@ -78,17 +78,17 @@ class Threaded(Driver):
         await self.until(lambda: answer.finish_reason is not None or answer.refused is not None)
         return answer
 
-    async def until(self, condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    async def until(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
         async with asyncio.timeout(timeout_s):
             while not condition():  # noqa: ASYNC110 – it is what another thread does
                 await asyncio.sleep(0.002)
 
     async def stop(self) -> None:
-        assert await asyncio.to_thread(self.thread.stop, 10.0)
+        assert await asyncio.to_thread(self.thread.stop, 60.0)
         if self.offload is not None:
             await self.offload.close()
         if self.tiers is not None:
-            assert self.tiers.stop_moving()
+            assert self.tiers.stop_moving(60.0)
             self.tiers.check()
             self.tiers.close()
         assert not self.deaths
@@ -119,6 +119,8 @@ class DictPool:
         """Loads wait for it where it is set."""
         self.error: Exception | None = None
         self.loads = 0
+        self.stores: list[int] = []
+        """How many pages came at once."""
         self.groups: dict[PageKey, PageKey] = {}
 
     async def lookup(
@@ -164,6 +166,7 @@ class DictPool:
     ) -> list[PutStatus]:
         if self.error is not None:
             raise self.error
+        self.stores.append(len(headers))
         for header, payload, group in zip(headers, payloads, groups, strict=True):
             assert header.checksum == xxhash.xxh3_128_digest(payload)
             assert header.raw_bytes == len(memoryview(payload))

@@ -106,7 +106,7 @@ class Workers:
         pages: int = 16,
         wide: bool = False,
         pool: DictPool | None = None,
-        limit_s: float = 2.0,
+        limit_s: float = 30.0,
         suspended_bytes: int = MIB,
         root: RootKey = ROOT,
         **options: Any,

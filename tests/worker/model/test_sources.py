@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -84,58 +83,69 @@ def test_a_bundle_that_is_not_installed_says_how_to_get_it(
         find(BUNDLED, tmp_path)
 
 
-@pytest.fixture
-def slow_conversion(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Stands for the real one: takes a moment and counts."""
-    runs = []
+class Conversion:
+    """Stands for the real one: takes as long as a test wants, and counts."""
 
-    def write(file: Path, folder: Path) -> None:
-        runs.append(folder)
+    def __init__(self) -> None:
+        self.runs: list[Path] = []
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.go_on.set()
+
+    def write(self, file: Path, folder: Path) -> None:
+        self.runs.append(folder)
         (folder / "half").write_text("")
-        time.sleep(0.3)
+        self.begun.set()
+        assert self.go_on.wait(60)
         (folder / "config.json").write_text("{}")
 
-    monkeypatch.setattr(gguf, "_write", write)
-    return runs
+
+@pytest.fixture
+def conversion(monkeypatch: pytest.MonkeyPatch) -> Conversion:
+    made = Conversion()
+    monkeypatch.setattr(gguf, "_write", made.write)
+    return made
 
 
-def test_a_file_is_converted_once_however_many_ask(
-    tmp_path: Path, slow_conversion: list[Path]
-) -> None:
+def test_a_file_is_converted_once_however_many_ask(tmp_path: Path, conversion: Conversion) -> None:
     file = tmp_path / "m.gguf"
     file.write_bytes(b"GGUF" * 9)
     told: list[str] = []
     found = []
+    conversion.go_on.clear()
+
+    def tell(text: str) -> None:
+        told.append(text)
+        if sum("Waiting" in each for each in told) == 3:
+            conversion.go_on.set()
+
     threads = [
-        threading.Thread(target=lambda: found.append(find(file, tmp_path, progress=told.append)))
+        threading.Thread(target=lambda: found.append(find(file, tmp_path, progress=tell)))
         for _ in range(4)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
-    assert len(slow_conversion) == 1
+        thread.join(120)
+    assert len(conversion.runs) == 1
     assert len({one.path for one in found}) == 1
     files = sorted(p.name for p in found[0].path.iterdir())
     assert files == ["config.json", "half", "pie-manifest.json"]
     assert sum("Converting" in text for text in told) == 1
     assert sum("Waiting" in text for text in told) == 3
     find(file, tmp_path)
-    assert len(slow_conversion) == 1
+    assert len(conversion.runs) == 1
 
 
-def test_an_edited_file_is_converted_anew(tmp_path: Path, slow_conversion: list[Path]) -> None:
+def test_an_edited_file_is_converted_anew(tmp_path: Path, conversion: Conversion) -> None:
     file = tmp_path / "m.gguf"
     file.write_bytes(b"GGUF" * 9)
     first = find(file, tmp_path)
     file.write_bytes(b"GGUF" * 10)
     assert find(file, tmp_path).path != first.path
-    assert len(slow_conversion) == 2
+    assert len(conversion.runs) == 2
 
 
-def test_what_a_killed_conversion_left_is_removed(
-    tmp_path: Path, slow_conversion: list[Path]
-) -> None:
+def test_what_a_killed_conversion_left_is_removed(tmp_path: Path, conversion: Conversion) -> None:
     file = tmp_path / "m.gguf"
     file.write_bytes(b"GGUF" * 9)
     folder = find(file, tmp_path).path
@@ -161,18 +171,19 @@ def test_a_failed_conversion_leaves_nothing_half_done(
 
 
 def test_a_wait_for_another_process_has_a_limit(
-    tmp_path: Path, slow_conversion: list[Path], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, conversion: Conversion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gguf, "_LOCK_WAIT_S", 0.05)
     file = tmp_path / "m.gguf"
     file.write_bytes(b"GGUF" * 9)
+    conversion.go_on.clear()
     first = threading.Thread(target=lambda: find(file, tmp_path))
     first.start()
-    while not slow_conversion:
-        time.sleep(0.01)
+    assert conversion.begun.wait(60)
     with pytest.raises(ModelError, match="another process"):
         find(file, tmp_path)
-    first.join(30)
+    conversion.go_on.set()
+    first.join(60)
 
 
 def cut_off(folder: Path) -> None:
@@ -212,7 +223,7 @@ def spoil_the_manifest(folder: Path) -> None:
     ],
 )
 def test_a_damaged_conversion_is_made_anew(
-    tmp_path: Path, slow_conversion: list[Path], spoil: Callable[[Path], None]
+    tmp_path: Path, conversion: Conversion, spoil: Callable[[Path], None]
 ) -> None:
     file = tmp_path / "m.gguf"
     file.write_bytes(b"GGUF" * 9)
@@ -224,12 +235,12 @@ def test_a_damaged_conversion_is_made_anew(
     assert (folder / "config.json").read_text() == "{}"
     assert not (folder / "tokenizer.json").exists()
     assert find(file, tmp_path).path == folder
-    assert len(slow_conversion) == 2
+    assert len(conversion.runs) == 2
     assert len([p for p in folder.parent.iterdir() if p.is_dir()]) == 1
 
 
 def test_a_damaged_conversion_that_cannot_be_replaced_is_named(
-    tmp_path: Path, slow_conversion: list[Path], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, conversion: Conversion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "m.gguf"
     file.write_bytes(b"GGUF" * 9)
@@ -241,7 +252,7 @@ def test_a_damaged_conversion_that_cannot_be_replaced_is_named(
 
 
 def test_a_damaged_conversion_on_a_read_only_disk_is_named(
-    tmp_path: Path, slow_conversion: list[Path], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, conversion: Conversion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "m.gguf"
     file.write_bytes(b"GGUF" * 9)
@@ -257,7 +268,7 @@ def read_only(*_: object, **_more: object) -> None:
 
 
 def test_a_whole_conversion_is_used_where_nothing_can_be_written(
-    tmp_path: Path, slow_conversion: list[Path], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, conversion: Conversion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "m.gguf"
     file.write_bytes(b"GGUF" * 9)
@@ -269,14 +280,14 @@ def test_a_whole_conversion_is_used_where_nothing_can_be_written(
 
 
 def test_too_little_room_for_a_conversion_is_said_before_it_begins(
-    tmp_path: Path, slow_conversion: list[Path], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, conversion: Conversion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gguf, "_room", lambda _file: 1 << 60)
     file = tmp_path / "m.gguf"
     file.write_bytes(b"GGUF" * 9)
     with pytest.raises(ModelError, match=r"takes 1099511627776 MiB in .* model\.cache_folder"):
         find(file, tmp_path)
-    assert not slow_conversion
+    assert not conversion.runs
 
 
 def test_room_that_runs_out_within_a_conversion_is_one_sentence(

@@ -155,16 +155,18 @@ async def test_no_redirect_is_followed(server: WebServer) -> None:
 
 async def test_what_is_too_large_or_too_slow_is_given_up(server: WebServer) -> None:
     grant = {"origin": server.origin(), "methods": ["GET", "POST"]}
-    async with granting(grant, http_bytes=4096, http_timeout_s=0.3) as web:
+    async with granting(grant, http_bytes=4096, http_timeout_s=60) as web:
         error = await refused(web, server.origin() + "/big")
         assert error.trouble is Trouble.HTTP_FAILED
         assert "larger than 4096 bytes ([programs] http_bytes)" in error.message
         error = await refused(web, server.origin() + "/echo", "POST", body=b"x" * 4097)
         assert error.trouble is Trouble.BAD_CALL
+    async with granting(grant, http_timeout_s=0.3) as web:
         error = await refused(web, server.origin() + "/slow")
         assert error.trouble is Trouble.HTTP_FAILED
         assert "[programs] http_timeout_s" in error.message
-    assert server.asked == ["GET /big", "GET /slow"]
+    # On a busy machine the last one may have been given up before it was there.
+    assert server.asked in (["GET /big"], ["GET /big", "GET /slow"])
 
 
 async def test_who_does_not_answer_is_named(server: WebServer) -> None:
