@@ -255,10 +255,11 @@ def test_an_end_that_comes_as_a_call_returns_hits_nothing_after_it() -> None:
 
 
 def test_code_is_traced_as_ever_after_a_policy_was_ended() -> None:
-    one, thread = aside_of(Loops("victims"))
-    one.stored(view(1), 0.0)
-    ask(one)
+    policy = Loops("victims")
+    one, thread = aside_of(policy)
+    ask_until_it_begins(one, policy)
     thread.join(LONG_S)
+    assert not thread.is_alive()
     endable, lines = Endable(), 0
 
     def count(_frame: object, event: str, _argument: object) -> object:

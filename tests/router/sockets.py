@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from urllib.parse import urlsplit
 
@@ -37,8 +38,16 @@ class Client:
     def _rest(self) -> asyncio.Task[bytes]:
         """Read, from now on, all that comes until the connection ends."""
         if self._whole is None:
-            self._whole = asyncio.create_task(self.reader.read())
+            self._whole = asyncio.create_task(self._read_all())
         return self._whole
+
+    async def _read_all(self) -> bytes:
+        whole = b""
+        # A reset is an end like another; what came before it has come.
+        with contextlib.suppress(ConnectionResetError):
+            while data := await self.reader.read(1 << 16):
+                whole += data
+        return whole
 
     async def answer(self) -> tuple[int, dict[str, str]]:
         """Return the status and the error that the connection ends with."""
