@@ -96,8 +96,15 @@ def made(name: Hashable, work: Callable[[], _T]) -> _T:
         RuntimeError: No more threads can be started.
         BaseException: What it raised.
     """
-    endable = Endable()
-    piece = _Piece((name, endable), lambda: endable.run(work), stuck_as=name)
+    endable, given_up = Endable(), threading.Event()
+
+    def begin() -> _T:
+        # What has not begun by then could not be told to end.
+        if given_up.is_set():
+            raise LateError("was given up before it began")
+        return work()
+
+    piece = _Piece((name, endable), lambda: endable.run(begin), stuck_as=name)
     with _lock:
         is_stuck = name in _stuck
         if not is_stuck:
@@ -107,6 +114,7 @@ def made(name: Hashable, work: Callable[[], _T]) -> _T:
         with _lock:
             if piece.name in _running:
                 _stuck.add(name)
+        given_up.set()
         endable.end()
         raise LateError(f"has not come back in {LIMIT_S:g} s")
     if piece.error is not None:

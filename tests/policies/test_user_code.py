@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -295,3 +296,17 @@ def test_what_workers_move_by_themselves_is_known_without_making_a_users_policy(
     text = "cluster: {migration: ['once:Once', {policy: prefetch, requests: 9}]}"
     policies = load_policies(text, name="p", folder=folder)
     assert policies.worker_moves().looks_ahead == 9
+
+
+def test_what_had_not_begun_when_it_was_given_up_never_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pieces: list[Any] = []
+    began: list[None] = []
+    monkeypatch.setattr(user_code._Piece, "start", lambda piece: pieces.append(piece))  # noqa: PLW0108 - it is bound
+    with hurried(), pytest.raises(user_code.LateError):
+        user_code.made("late", lambda: began.append(None))
+    pieces[0]._run()
+    assert not began
+    assert "late" not in user_code._stuck
+    assert not user_code._running
