@@ -285,6 +285,12 @@ async def test_draining_waits_for_what_is_being_sent_but_not_for_ever(
     names = tuple((page.key, 0) for page in pages.pages)
     stream = reader.wire.stream(GetPages(new_request_id(), Epoch(1), names), timeout_s=60)
     await anext(stream)  # From here on the reader gives no credit.
+
+    async def is_out_of_credit() -> bool:
+        came = reader.wire.counters.payload_bytes_in >> 20
+        return came >= reader.wire._settings.credit_messages and node.status().loans > 0
+
+    await until(is_out_of_credit)
     async with asyncio.timeout(60):
         await node.drain(0.2)
     assert node.status().loans > 0
