@@ -141,14 +141,17 @@ class RetentionManager:
         row = self._rows.find(key, part)
         return self._rows.pins[row] if row >= 0 else 0
 
-    def stored(self, page: PageView, now_s: float) -> None:
-        """Learn that `page` is held from now on; one that is held already was just used."""
+    def stored(self, page: PageView, now_s: float, *, uses: int = 0) -> None:
+        """Learn that `page` is held from now on; one that is held already was just used.
+
+        `uses` is how often it was used before, as far as rules are to go by it.
+        """
         if self._rows.find(page.key, page.part) >= 0:
             self.hit(page.key, page.part, now_s)
             return
         if self._next is not None:
-            self._next.stored(page, now_s)
-        self._store(page, now_s)
+            self._next.stored(page, now_s, uses=uses)
+        self._store(page, now_s, _past(uses, now_s))
 
     def _store(self, page: PageView, now_s: float, past: PageHistory | None = None) -> None:
         self._used_bytes += page.bytes
@@ -158,19 +161,26 @@ class RetentionManager:
             self._book.stored(row, page, now_s, past)
         self._tell_stored(page, now_s)
 
-    def adopt(self, pages: PageColumns, views: Iterable[PageView], now_s: float) -> None:
+    def adopt(
+        self,
+        pages: PageColumns,
+        views: Iterable[PageView],
+        now_s: float,
+        uses_of: Callable[[HeldPage], int] = lambda _: 0,
+    ) -> None:
         """Learn that pages are held from now on, each once and none of them before; the oldest are first.
 
         Args:
             pages: The pages.
             views: The same, for those who must see each of them: read only where there are any.
             now_s: The time.
+            uses_of: Returns how often a page was used before.
         """
         if not len(pages.keys):
             return
         if self._next is not None:
             views = list(views)
-            self._next.adopt(pages, views, now_s)
+            self._next.adopt(pages, views, now_s, uses_of)
         steps = (slice(start, start + _AT_ONCE) for start in range(0, len(pages.keys), _AT_ONCE))
         rows = np.concatenate([self._rows.add_all(pages.take(step)) for step in steps])
         self._used_bytes += int(pages.sizes.sum())
@@ -180,7 +190,8 @@ class RetentionManager:
         for page in views:
             row = self._rows.find(page.key, page.part)
             if self._book is not None and row >= 0:
-                self._book.stored(row, page, now_s)
+                past = _past(uses_of((page.key, page.part)), now_s)
+                self._book.stored(row, page, now_s, past)
             self._tell_stored(page, now_s)
 
     def hit(self, key: PageKey, part: Part, now_s: float) -> None:
@@ -238,6 +249,14 @@ class RetentionManager:
         """Say whether rules want a held page to outlive a restart."""
         row = self._rows.find(key, part)
         return row >= 0 and self._book is not None and self._book.is_persistent(row)
+
+    def uses_to_keep(self, key: PageKey, part: Part) -> int | None:
+        """Return how often a held page was used that rules want to outlive a restart for that.
+
+        It is 0 where they want it for another reason, and None where they do not.
+        """
+        row = self._rows.find(key, part)
+        return None if row < 0 or self._book is None else self._book.uses_to_keep(row)
 
     def persistent(self) -> list[HeldPage]:
         """Return the pages that are to outlive a restart, with those before them, in order of place."""
@@ -324,12 +343,15 @@ class RetentionManager:
         """Whether there are rules or a user's policy, which look at each page."""
         return self._book is not None or self._users is not None
 
-    def move_over(self, page: PageView, now_s: float) -> None:
-        """Hand a page to the policy that takes over, with its pins and what rules know of it."""
+    def move_over(self, page: PageView, now_s: float, *, uses: int = 0) -> None:
+        """Hand a page to the policy that takes over, with its pins and what rules know of it.
+
+        Where there were no rules, it was used as often as `uses` says.
+        """
         row, following = self._rows.find(page.key, page.part), self._next
         if following is None or row < 0 or (page.key, page.part) in following:
             return
-        past = None if self._book is None else self._book.history(row)
+        past = _past(uses, now_s) if self._book is None else self._book.history(row)
         following.take_on(page, now_s, past, pins=self._rows.pins[row])
 
     def take_on(
@@ -441,6 +463,10 @@ class RetentionManager:
             where=self._name,
             traces=True,
         )
+
+
+def _past(uses: int, now_s: float) -> PageHistory | None:
+    return PageHistory(uses, now_s, now_s) if uses else None
 
 
 def _told_of_pins(policy: RetentionPolicy | None) -> SeesPins | None:

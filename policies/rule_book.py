@@ -175,6 +175,12 @@ class RuleBook:
             and self._queues.band_of(row) is Band.LAST
         )
 
+    def uses_to_keep(self, row: Row) -> int | None:
+        """Return how often a page was used that is to outlive a restart; 0 where not for that, None where it is not."""
+        if not self.is_persistent(row):
+            return None
+        return self._hits[row] if self._rules[self._rule_of[row]].selector.hits else 0
+
     def settle(self, now_s: float) -> None:
         """See to it that what should leave first stands in front, some of it at a time."""
         for _ in range(_MOST_TIMERS):

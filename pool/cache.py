@@ -27,7 +27,8 @@ from pie.page.header import PageHeader
 from pie.page.lookup import LookupStatus
 from pie.policies.retention import RetentionPolicy
 from pie.policies.victims import ManagerCounts, counted_together
-from pie.pool.shelf import Level
+from pie.pool.kept_uses import KeepsUses, KeptUses
+from pie.pool.shelf import Level, Shelf
 from pie.pool.side_threads import CLOSE_S, SideThreads
 from pie.pool.tier import BadPages, PageId, StoredPage, Tier, TierKind, id_of
 from pie.pool.tier_stack import Loss, TierStack
@@ -79,7 +80,9 @@ class TieredCache:
         """
         if not levels:
             raise ValueError("a cache has at least one tier")
-        self._stack = TierStack(levels, index=index, clock=clock)
+        tiers = [level.tier for level in levels]
+        self._uses = KeptUses(next((tier for tier in tiers if isinstance(tier, KeepsUses)), None))
+        self._stack = TierStack(levels, index=index, clock=clock, uses=self._uses)
         self.counters = self._stack.counters
         self._shelves = self._stack.shelves
         self._tiers = self._stack.tiers
@@ -97,7 +100,17 @@ class TieredCache:
 
         The index is not told: what is held at the start is announced as a whole.
         """
+        self._uses.load()
         return sum(shelf.adopt() for shelf in self._shelves)
+
+    @property
+    def has_new_uses(self) -> bool:
+        """Whether pages were used that rules keep for their uses, and the disk does not know how often."""
+        return self._uses.is_new
+
+    def keep_uses(self) -> None:
+        """Have it on disk how often pages were used that rules keep for that."""
+        self._uses.keep()
 
     @property
     def tiers(self) -> list[TierKind]:
@@ -226,7 +239,7 @@ class TieredCache:
                 with self._lock:
                     if is_use:
                         self.counters.hits += 1
-                        shelf.level.manager.hit(page.key, page.part, self._clock())
+                        self._note(page, self._hit(shelf, page))
                     is_counted = shelf.level.manager.pin(page.key, page.part)
                 if is_use and self._moves is not None:
                     if at:
@@ -248,8 +261,10 @@ class TieredCache:
     def to_preload(self) -> list[PageId]:
         """Return what rules want to outlive restarts and lower tiers alone hold, in order of place."""
         with self._lock:
-            lower = [shelf.level.manager.persistent() for shelf in self._shelves[1:]]
-        wanted = {PageId(*page): None for pages in lower for page in pages}
+            first, *lower = (shelf.level.manager for shelf in self._shelves)
+            wanted = {PageId(*page): None for one in lower for page in one.persistent()}
+            if lower and first.has_persistent:
+                wanted |= dict.fromkeys(self._uses.pages())
         return [page for page in wanted if self._tiers[0].lookup(page) is not _HIT]
 
     def to_keep(self) -> list[PageId]:
@@ -264,11 +279,25 @@ class TieredCache:
             for shelf in self._shelves:
                 shelf.level.manager.used_above(page.key, page.part, self._clock())
 
-    def count_use(self, page: PageId) -> None:
-        """Count a use of a page, which was made above all these tiers, in each of them."""
+    def count_use(self, page: PageId, uses: int = 0) -> None:
+        """Count a use of a page, which was made above all these tiers, in each of them.
+
+        Args:
+            page: The page.
+            uses: How often it was used there, where it is to outlive a restart for that.
+        """
         with self._lock:
-            for shelf in self._shelves:
-                shelf.level.manager.hit(page.key, page.part, self._clock())
+            self._note(page, max(uses, *(self._hit(shelf, page) for shelf in self._shelves)))
+
+    def _hit(self, shelf: Shelf, page: PageId) -> int:
+        """Count a use in one tier; return how many there were, if rules want the page to outlive a restart for them."""
+        manager = shelf.level.manager
+        manager.hit(page.key, page.part, self._clock())
+        return manager.uses_to_keep(page.key, page.part) or 0 if manager.has_persistent else 0
+
+    def _note(self, page: PageId, uses: int) -> None:
+        if uses:
+            self._uses.note(page, uses)
 
     def expect(self, pages: Sequence[PageId]) -> None:
         """Let lower tiers prepare for loads of pages that will come soon, in that order."""

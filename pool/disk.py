@@ -17,7 +17,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pie.page.columns import PageColumns
@@ -290,6 +290,16 @@ class DiskTier:
     def discard(self, page: PageId, reason: BadPageReason) -> bool:
         """Remove a page as a bad one, because its owner finds it so; say whether it is gone."""
         return self._leave(page, reason)
+
+    def keep_uses(self, uses: Mapping[PageId, int]) -> None:
+        """Keep how often pages were used, in place of what was kept before; not where there is no room."""
+        with self._busy() as is_open:
+            if is_open:
+                self._folders.keep_uses(uses, self._failed)
+
+    def kept_uses(self) -> dict[PageId, int]:
+        """Return what was kept last; nothing where that is damaged."""
+        return self._folders.kept_uses(self._failed)
 
     def _leave(self, page: PageId, reason: BadPageReason | None = None) -> bool:
         with self._lock:

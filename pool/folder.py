@@ -6,6 +6,7 @@ left. Does not cover which folder a page goes to or who may have it (`pie.pool.d
     .lock                           held by the process that uses the folder
     tmp/                            page files that are being written
     packs/N.pack, packs/N.list      small pages, many to a file (`pie.pool.packs`)
+    uses                            how often pages were used (`pie.pool.kept_uses`)
     bad/                            bad pages that were set aside, where that is wanted
     <model root>/<kk>/<key>.<part>  page files
 """
@@ -18,7 +19,7 @@ import itertools
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -33,6 +34,7 @@ from pie.pool.directories import Directories
 from pie.pool.errors import FolderInUseError
 from pie.pool.files import Files, NotAFileError
 from pie.pool.health import Health
+from pie.pool.kept_uses import MOST_BYTES, decoded, encoded
 from pie.pool.pack_index import CameColumns, PackList
 from pie.pool.packs import Pack, Packs, Slot
 from pie.pool.sealing import Sealing
@@ -40,6 +42,7 @@ from pie.pool.set_aside import SetAside
 from pie.pool.settings import Durability
 from pie.pool.space import Claim, Space
 from pie.pool.syncer import Syncer
+from pie.pool.tier import PageId
 
 SMALL_BYTES = 64 << 10
 """Payloads that are packed to less go into packs: in files of their own, blocks and names would cost too much."""
@@ -119,6 +122,7 @@ class Folder:
         self._syncer: Syncer | None = None
         self._temp = path / "tmp"
         self._temp_names = itertools.count()
+        self._uses = path / "uses"
         self._directories = Directories(path, files)
         self._set_aside = SetAside(path / "bad", files, space, keep=keep_bad_pages)
         self._pack_bytes = pack_bytes
@@ -163,7 +167,7 @@ class Folder:
 
         Everything of ours is counted as taken. Files that are not ours are left alone.
         """
-        own = (self.path, self.path / ".lock", self._temp, self.packs.path)
+        own = (self.path, self.path / ".lock", self._temp, self.packs.path, self._uses)
         self._space.found(sum(self._files.allocated(path) for path in own))
         with contextlib.suppress(OSError):
             self._set_aside.scan()
@@ -245,6 +249,40 @@ class Folder:
             return self._files.free_bytes(self.path) >= size
         except OSError:
             return True  # A store will find out.
+
+    def keep_uses(self, uses: Mapping[PageId, int]) -> bool:
+        """Write the file of uses anew, as a whole; say whether there was room."""
+        data = encoded(uses, self._sealing.secret)
+        claim = self._space.claim(len(data) + 2 * self.block_bytes)
+        if claim is None:
+            return False
+        temp = self._temp / str(next(self._temp_names))
+        try:
+            size = self._files.write_new(temp, [data], sync=self._is_safe)
+            before = self._files.allocated(self._uses)
+            if not claim.spend(size):
+                return False
+            try:
+                self._files.rename(temp, self._uses)
+            except OSError as error:
+                claim.spend(-size)
+                if isinstance(error, NotAFileError):
+                    return False
+                raise
+            claim.spend(-before)
+            return True
+        finally:
+            claim.close()
+            with contextlib.suppress(OSError):
+                self._files.unlink(temp)
+
+    def kept_uses(self) -> dict[PageId, int]:
+        """Return what the file of uses says; nothing where there is none, or none of ours."""
+        try:
+            data = self._files.read_at(self._uses, 0, MOST_BYTES)
+        except (FileNotFoundError, NotAFileError):
+            return {}
+        return decoded(data, self._sealing.secret)
 
     def close(self) -> None:
         """Bring what was written to the disk and let another process have the folder."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from pie.page.errors import BadPage
 from pie.page.header import PageHeader
@@ -18,6 +18,7 @@ from pie.pool.disk_entry import MISSING, UNREADABLE, DiskEntry
 from pie.pool.folder import Folder, FoundPack, FoundPage, Home
 from pie.pool.health import FolderState
 from pie.pool.space import Claim
+from pie.pool.tier import PageId
 
 _MOVES = 4
 """How often a page may move to another pack while one load tries to read it."""
@@ -127,6 +128,27 @@ class Folders(tuple[Folder, ...]):
                     return LookupStatus.RETRY
                 return UNREADABLE
         return LookupStatus.RETRY
+
+    def keep_uses(
+        self, uses: Mapping[PageId, int], failed: Callable[[Folder, OSError, str], object]
+    ) -> None:
+        """Write the file of uses into the first folder that has room for it."""
+        for folder in self.takers():
+            try:
+                if folder.keep_uses(uses):
+                    return
+            except OSError as error:
+                failed(folder, error, "store")
+
+    def kept_uses(self, failed: Callable[[Folder, OSError, str], object]) -> dict[PageId, int]:
+        """Return what the files of uses say: there are several where a folder did not take it at times."""
+        uses: dict[PageId, int] = {}
+        for folder in self:
+            try:
+                uses |= {} if folder.health.is_off else folder.kept_uses()
+            except OSError as error:
+                failed(folder, error, "load")
+        return uses
 
     def _in_order(self, key: PageKey) -> Iterator[Folder]:
         """Name the folder that a page belongs in, and then the others."""

@@ -1,8 +1,8 @@
 """What moves pages between the tiers of a cache, beside those who use them.
 
 Covers one thread that copies pages up which were used below, moves victims down before the first
-tier is full, and copies pages to the last tier where that is wanted, however long that takes
-none. Does not cover which pages are victims (`pie.policies`) or how a page is copied
+tier is full, copies pages to the last tier where that is wanted, and waits with them while that
+takes none, and has it on disk how often pages were used. Does not cover which pages are victims (`pie.policies`) or how a page is copied
 (`pie.pool.cache`).
 """
 
@@ -11,7 +11,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from itertools import islice
 
 from pie.pool.cache import TieredCache
 from pie.pool.tier import PageId
@@ -29,6 +30,8 @@ _MOST_NEW = 65_536
 """Pages to be copied down; more are not, before they have to leave or the node stops."""
 _PAUSE_S = 1.0
 """How long a tier that took no page is left alone."""
+_KEEP_USES_S = 5.0
+"""The time between two writes of how often pages were used; what came since the last one a kill loses."""
 
 
 class Mover:
@@ -55,9 +58,10 @@ class Mover:
         self._writes_through = writes_through
         self._clock = clock
         self._paused_until_s = 0.0
+        self._keep_uses_at_s = 0.0
         self._wanted: dict[PageId, None] = {}
         self._new: dict[PageId, None] = {}
-        self._kept: dict[PageId, None] = {}
+        self._kept: dict[PageId, int] = {}
         """Used above all tiers, and to outlive a restart."""
         self._should_look = False
         self._should_reconcile = False
@@ -107,11 +111,13 @@ class Mover:
             else:
                 self.passed_over += 1
 
-    def keep_soon(self, pages: Sequence[PageId]) -> None:
-        """Count uses, above all tiers, of pages that are to outlive a restart, and copy them to the last tier."""
+    def keep_soon(self, uses: Mapping[PageId, int]) -> None:
+        """Count uses, above all tiers, of pages that are to outlive a restart, and copy them to the last tier.
+
+        With how often each was used there, where that is why; 0 where it is not.
+        """
         with self._wake:
-            room = _MOST_NEW - len(self._kept)
-            self._kept.update(dict.fromkeys(pages[:room] if room > 0 else ()))
+            self._kept.update(islice(uses.items(), max(0, _MOST_NEW - len(self._kept))))
             self._wake.notify()
 
     @property
@@ -144,18 +150,17 @@ class Mover:
         while True:
             with self._wake:
                 while not self._has_work:
-                    pause_s = self._paused_until_s - self._clock() if self._new else None
-                    self._wake.wait(pause_s)
+                    self._wake.wait(self._pause_s())
                 if self._stop:
-                    return
+                    break
                 should_look, self._should_look = self._should_look, False
                 should_reconcile, self._should_reconcile = self._should_reconcile, False
                 page = _first(self._wanted)
                 new = None if self._is_paused else _first(self._new)
                 kept, self._kept = self._kept, {}
             try:
-                for one in kept:
-                    self._cache.count_use(one)
+                for one, uses in kept.items():
+                    self._cache.count_use(one, uses)
                     self.write_through_soon(one, is_persistent=True)
                 if should_reconcile:
                     self._cache.reconcile()
@@ -165,9 +170,30 @@ class Mover:
                     self._cache.relieve(_FULL_ABOVE, _FULL_TO)
                 if new is not None and self._cache.write_through(new):
                     self._wait_with(new)
+                if self._should_keep_uses:
+                    self._keep_uses()
             except Exception:
                 # Moving is a help, and serving goes on without it.
                 log.exception("a page could not be moved between tiers")
+        self._keep_uses()
+
+    def _keep_uses(self) -> None:
+        self._keep_uses_at_s = self._clock() + _KEEP_USES_S
+        try:
+            self._cache.keep_uses()
+        except Exception:
+            log.exception("how often pages were used could not be kept")
+
+    def _pause_s(self) -> float | None:
+        """Return how long there is nothing to do unless somebody says so; None for ever."""
+        until_s = [self._paused_until_s] if self._new else []
+        if self._cache.has_new_uses:
+            until_s.append(self._keep_uses_at_s)
+        return min(until_s) - self._clock() if until_s else None
+
+    @property
+    def _should_keep_uses(self) -> bool:
+        return self._cache.has_new_uses and self._clock() >= self._keep_uses_at_s
 
     @property
     def _has_work(self) -> bool:
@@ -178,6 +204,7 @@ class Mover:
             or self._kept
             or self._should_look
             or self._should_reconcile
+            or self._should_keep_uses
             or self._stop
         )
 

@@ -15,13 +15,15 @@ from dataclasses import dataclass
 
 from pie.index.contract import IndexWriter
 from pie.page.columns import PageColumns, PageMasks, tier_masks
-from pie.page.events import PageEntry
+from pie.page.events import PageEntry, Part
 from pie.page.header import PageHeader
+from pie.page.key import PageKey
 from pie.page.lookup import LookupStatus
 from pie.policies.hand_over import HandOver
 from pie.policies.manager import RetentionManager
 from pie.policies.prefixes import LeadingPages, Prefixes
 from pie.policies.retention import PageView, RetentionPolicy
+from pie.pool.kept_uses import KeptUses
 from pie.pool.tier import PageId, Tier, columns_of, entry_of, id_of, view_of
 
 _AT_ONCE = 4096
@@ -48,8 +50,9 @@ class Shelf:
         lock: threading.Lock,
         index: IndexWriter | None,
         clock: Callable[[], float],
+        uses: KeptUses,
     ) -> None:
-        """Begin with nothing on record; `index` is told of changes."""
+        """Begin with nothing on record; `index` is told of changes, and `uses` asked how often new pages were used."""
         self.level = level
         self.tier = level.tier
         self.manager = level.manager
@@ -58,6 +61,7 @@ class Shelf:
         self._lock = lock
         self._index = index
         self._clock = clock
+        self._uses = uses
 
     def __contains__(self, page: PageId) -> bool:
         with self._lock:
@@ -80,7 +84,7 @@ class Shelf:
             readable = tier.lookup(page) is LookupStatus.HIT
             known = manager.entry(page.key, page.part, tier.kind)
             if readable and known is None and header is not None:
-                manager.stored(view_of(header, tier), self._clock())
+                manager.stored(view_of(header, tier), self._clock(), uses=self._uses.of(page))
                 if self._index is not None:
                     self._index.stored([entry_of(header, tier.kind)])
             elif not readable and known is not None:
@@ -100,7 +104,7 @@ class Shelf:
                 _meet(prefixes, tier.pages())
                 prefixes.learn([_leading(pages)])
             views = (view_of(header, tier) for header in tier.pages())
-            self.manager.adopt(pages, views, self._clock())
+            self.manager.adopt(pages, views, self._clock(), self._uses_of)
             return len(self.manager)
 
     def replace_policy(self, policy: RetentionPolicy) -> None:
@@ -127,10 +131,11 @@ class Shelf:
                 for page in some:
                     header = headers.get(PageId(*page))
                     entry = manager.entry(*page, kind)
+                    view = None if entry is None else _view(entry)
                     if header is not None:
-                        manager.move_over(view_of(header, self.tier), self._clock())
-                    elif entry is not None:
-                        manager.move_over(_view(entry), self._clock())
+                        view = view_of(header, self.tier)
+                    if view is not None:
+                        manager.move_over(view, self._clock(), uses=self._uses_of(page))
                 if not some:
                     manager.end_replace()
                     return
@@ -188,6 +193,9 @@ class Shelf:
         for page in list(self.held()):
             with self._lock:
                 self.manager.removed(page.key, page.part)
+
+    def _uses_of(self, page: tuple[PageKey, Part]) -> int:
+        return self._uses.of(PageId(*page))
 
     def check(self) -> None:
         """Assert that record, tier and manager agree. Only while nobody uses them."""

@@ -19,6 +19,7 @@ from pie.page.lookup import LookupStatus
 from pie.policies.victims import HeldPage
 from pie.pool.cache_counters import CacheCounters
 from pie.pool.copying import copy_payload
+from pie.pool.kept_uses import KeptUses
 from pie.pool.shelf import Level, Shelf
 from pie.pool.tier import PageId, StoredPage
 
@@ -51,12 +52,13 @@ class TierStack:
         *,
         index: IndexWriter | None,
         clock: Callable[[], float],
+        uses: KeptUses,
     ) -> None:
         """Stack `levels`; the index is told what is stored and removed, from any thread."""
         self.counters = CacheCounters()
         self.tiers = [level.tier for level in levels]
         self.lock = threading.Lock()
-        self.shelves = [Shelf(level, self.lock, index, clock) for level in levels]
+        self.shelves = [Shelf(level, self.lock, index, clock, uses) for level in levels]
         self._clock = clock
         self._left = threading.Condition(self.lock)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from array import array
-from collections.abc import Callable, Sequence as Many
+from collections.abc import Callable, Mapping, Sequence as Many
 
 from pie.index.contract import PlaceRecord
 from pie.page.events import PageEntry, Part, Tier
@@ -239,7 +239,7 @@ class _Demote:
         """Take what leaves: a sequence's end leaves first, and has to leave host memory first too."""
         self._host.put([page for _, page in reversed(victims)])
 
-    def keep(self, keys: Many[PageKey]) -> None:
+    def keep(self, uses: Mapping[PageKey, int]) -> None:
         """Do nothing: there is no disk here."""
 
 
@@ -263,5 +263,5 @@ class _Spill:
         # Groups mean nothing to one node alone.
         self._pool.put((page, page.key) for _, page in reversed(victims))
 
-    def keep(self, keys: Many[PageKey]) -> None:
+    def keep(self, uses: Mapping[PageKey, int]) -> None:
         """Do nothing, as `_Demote` does."""

@@ -7,7 +7,7 @@ pool (`pie.worker.page_pool`) or workers with tiers of their own below (`pie.wor
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from pie.page.events import Part
 from pie.page.key import PageKey
@@ -65,5 +65,5 @@ class PoolBelow:
         """Count what is lost."""
         self.lost += sum(not self.holds(page.key) for _, page in victims)
 
-    def keep(self, keys: Sequence[PageKey]) -> None:
+    def keep(self, uses: Mapping[PageKey, int]) -> None:
         """Do nothing: what the pool keeps is for its own rules."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -238,9 +238,12 @@ class LowerTiers:
             elif where is None:
                 self.lost += 1
 
-    def keep(self, pages: Sequence[PageId]) -> None:
-        """Count uses of pages in device memory that are to outlive a restart, and have them on disk. Waits for nothing."""
-        self._mover.keep_soon(pages)
+    def keep(self, uses: Mapping[PageId, int]) -> None:
+        """Count uses of pages in device memory that are to outlive a restart, and have them on disk. Waits for nothing.
+
+        With how often each was used there, where that is why; 0 where it is not.
+        """
+        self._mover.keep_soon(uses)
 
     def entries(self) -> list[PageEntry]:
         """Return what the index should know."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -111,8 +111,11 @@ class Below(Protocol):
     def demote(self, victims: Sequence[tuple[PageSlot, FrozenPage]]) -> None:
         """Learn which pages leave now, while they still lie where they did."""
 
-    def keep(self, keys: Sequence[PageKey]) -> None:
-        """Learn which pages were used just now that rules want to outlive a restart."""
+    def keep(self, uses: Mapping[PageKey, int]) -> None:
+        """Learn which pages were used just now that rules want to outlive a restart.
+
+        With how often each was, where that is why; 0 where it is not.
+        """
 
 
 @dataclass
@@ -192,7 +195,8 @@ class PageTable:
             self._use(page)
         if self.below is not None and self.retention.has_persistent:
             held = keys[: len(pages)]
-            self.below.keep([key for key in held if self.retention.is_persistent(key, self.part)])
+            uses = ((key, self.retention.uses_to_keep(key, self.part)) for key in held)
+            self.below.keep({key: count for key, count in uses if count is not None})
         return pages
 
     def holds(self, page: PageSlot, key: PageKey) -> bool:

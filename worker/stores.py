@@ -13,7 +13,7 @@ import heapq
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pie.page.events import Part
@@ -213,7 +213,9 @@ class WriteBehind:
         """Copy victims to host memory that are in no lower tier yet, where there is room."""
         self._tiers.demote(victims, self._parts)
 
-    def keep(self, keys: Sequence[PageKey]) -> None:
+    def keep(self, uses: Mapping[PageKey, int]) -> None:
         """Let lower tiers have pages that were used, and are to outlive a restart."""
-        if keys:
-            self._tiers.keep([PageId(key, part) for key in keys for part in self._parts])
+        if uses:
+            self._tiers.keep(
+                {PageId(key, part): count for key, count in uses.items() for part in self._parts}
+            )

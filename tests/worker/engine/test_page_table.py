@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 from hypothesis import settings, strategies as st
@@ -155,8 +155,8 @@ class Below:
     def demote(self, victims: Sequence[tuple[int, FrozenPage]]) -> None:
         self.left += [page.key for _, page in victims]
 
-    def keep(self, keys: Sequence[PageKey]) -> None:
-        self.kept += keys
+    def keep(self, uses: Mapping[PageKey, int]) -> None:
+        self.kept += uses
 
 
 def test_what_leaves_is_told_while_it_is_there(table: PageTable) -> None:
