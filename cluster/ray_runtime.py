@@ -101,7 +101,8 @@ class RayRuntime:
                     namespace=f"pie-{os.getpid()}",
                     **(joined if address else private),
                 )
-        except (ConnectionError, TimeoutError, RuntimeError, ValueError, OSError) as error:
+        except Exception as error:
+            # Of a node that is not up within its 30 s Ray says so in a plain one.
             what = f"no Ray answers at {address}" if address else "Ray cannot be started"
             raise StartError(f"{what}: {error}") from error
         except Stop:
