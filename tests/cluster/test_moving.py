@@ -23,8 +23,8 @@ from pie.page.events import PlaceId
 from pie.page.key import page_keys
 from pie.router.service import RouterService
 from pie.router.settings import RouterSettings
+from tests.house.tree import ROOT
 from tests.support.redis_server import redis_server
-from tests.worker.engine import worker_process
 from tests.worker.engine.driver import byte_tokenizer
 from tests.worker.engine.places import PAGE, Places, model_folder, worker_settings
 
@@ -54,8 +54,7 @@ class Running:
     def start(self, name: str) -> None:
         self.processes[name] = subprocess.Popen(
             [
-                sys.executable,
-                worker_process.__file__,
+                *(sys.executable, "-m", "tests.worker.engine.worker_process"),
                 name,
                 f"ipc://{self.places.sockets}/{name}-{time.monotonic_ns()}",
                 worker_settings(
@@ -63,6 +62,7 @@ class Running:
                 ).model_dump_json(),
                 self.places.index.model_dump_json(),
             ],
+            cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
         )

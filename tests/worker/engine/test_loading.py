@@ -16,6 +16,7 @@ from pie.pool.tier import PageId
 from pie.pool.wrappers import SlowTier
 from pie.tokens.tokenizer import Tokenizer
 from pie.worker import storing
+from pie.worker.in_pool import InPool
 from pie.worker.load_choice import LoadTier, Run
 from pie.worker.load_job import LoadJob
 from pie.worker.offload import Offload
@@ -139,6 +140,8 @@ async def test_what_a_paused_disk_has_comes_from_the_pool(
 
 class SomeRuns:
     """Lower tiers that have eight pages, half of them on disk."""
+
+    in_pool = InPool()
 
     def runs(self, _keys: object, *, held: int) -> list[Run]:
         return [Run(LoadTier.HOST, 4), Run(LoadTier.DISK, 4)]

@@ -1,4 +1,4 @@
-"""A worker as a process of its own, to be killed: `python -m tests.worker.engine.worker_process PLACE ADDRESS MODEL INDEX STEPS`.
+"""A worker as a process of its own, to be killed: `python -m tests.worker.engine.worker_process PLACE ADDRESS MODEL INDEX [STEPS]`.
 
 Writes its record as JSON, and serves until its standard input ends. It stands still after so many steps
 if there are any.
@@ -23,7 +23,7 @@ from pie.worker.settings import ModelSettings
 from tests.worker.engine.places import Brake
 
 
-async def serve(place: str, address: str, model: str, index: str, steps: str) -> None:
+async def serve(place: str, address: str, model: str, index: str, steps: str = "0") -> None:
     index_settings = IndexSettings.model_validate_json(index)
     worker = WorkerService(
         PlaceId(place),
