@@ -195,7 +195,7 @@ def _apart(part: V) -> V:
     """Return a view with the same in its fields."""
     kind = type(part)
     other = object.__new__(kind)
-    for name in kind.__slots__:  # type: ignore[attr-defined]
+    for name in kind.__slots__:  # type: ignore[attr-defined]  # views are dataclasses with slots
         object.__setattr__(other, name, getattr(part, name))
     return other
 

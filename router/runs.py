@@ -179,8 +179,8 @@ def held_pages(own: _Segments, pool: _Segments, record: PlaceRecord) -> Held:
         return _held_snapshots([(a, pages) for a, _, pages in merged], usable)
     device = 0
     loads: dict[str, int] = {}
-    for a, _, pages in merged:
-        pages = min(pages, usable)  # noqa: PLW2901
+    for a, _, found in merged:
+        pages = min(found, usable)
         if not pages:
             break
         usable -= pages
